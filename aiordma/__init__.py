@@ -1,0 +1,1 @@
+"""RDMA for asyncio, uvloop and trio."""
