@@ -8,7 +8,8 @@
 VENV ?= .venv
 export AIORDMA_VENV := $(VENV)
 BOOTSTRAP := scripts/bootstrap.sh
-TOX := $(VENV)/bin/tox run
+# tox makes its environments on the Python that bootstrap.sh chose.
+TOX = AIORDMA_PYTHON="$$(cat $(VENV)/.aiordma/python)" $(VENV)/bin/tox run
 
 # Arguments for the program that a target runs: make bench ARGS="--quick", make test ARGS="-e lint"
 ARGS ?=
@@ -51,5 +52,6 @@ tools:
 
 .PHONY: clean
 clean: ## remove everything that was built, the virtual environment too
-	rm -rf .venv $(VENV) .tox build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	[ ! -d "$(VENV)/.aiordma" ] || rm -rf "$(VENV)"
+	rm -rf .tox build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find aiordma tests examples benchmarks scripts docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -141,9 +141,13 @@ make_venv() {
     key="$(realpath "$python") $("$python" -V)"
     if ! done_already interpreter "$key" || ! "$venv/bin/python" -c 'import pyverbs.device' 2>/dev/null; then
         say "making ${venv#"$PWD"/} on $key"
+        if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
+            die "$venv is there, and is no virtual environment: remove it, or name another in AIORDMA_VENV"
+        fi
         rm -rf "$venv" "$build_dir"
         "$python" -m venv --system-site-packages "$venv"
         mkdir -p "$stamps"
+        mark_done python "$python"
         mark_done interpreter "$key"
     fi
 }

@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
-# Builds the emulator and its C tests under the address and undefined-behaviour sanitizers and runs them.
-# meson and ninja must be on PATH: `tox -e sanitize` sees to that. Arguments go to `meson test`.
+# Builds the emulator under the address and undefined-behaviour sanitizers, and on it runs
+#
+#   scripts/sanitize.sh c-tests [meson test's arguments]   the emulator's C tests
+#   scripts/sanitize.sh pytest [pytest's arguments]        the Python tests, in the sanitizers' runtime
+#
+# `tox -e sanitize` and `tox -e sanitize-tests` call it with what it needs on PATH.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+what=${1:?c-tests or pytest}
+shift
 build=build/sanitize
 
 # shellcheck disable=SC2054 # the comma is within one value
 options=(
     -Db_sanitize=address,undefined
-    # Sanitized objects have undefined symbols that only the final program brings.
+    # The runtime of the sanitizers comes with the program, not with a library that the program loads.
     -Db_lundef=false
     -Demulator_tests=true
     -Dextension=false
@@ -24,4 +30,20 @@ meson compile -C $build
 # Undefined behaviour is a failure, not a remark.
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
-meson test -C $build --no-rebuild --print-errorlogs "$@"
+
+case $what in
+c-tests)
+    exec meson test -C $build --no-rebuild --print-errorlogs "$@"
+    ;;
+pytest)
+    AIORDMA_EMULATOR_LIBRARY=$PWD/$build/aiordma/emulator/src/libaiordma_emulator.so
+    export AIORDMA_EMULATOR_LIBRARY
+    # The interpreter keeps memory on purpose until it exits, and programs may preload the emulator ahead of the runtime.
+    export ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0:verify_asan_link_order=0
+    exec env LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" pytest "$@"
+    ;;
+*)
+    echo "$0: c-tests or pytest, not $what" >&2
+    exit 2
+    ;;
+esac

@@ -1,6 +1,9 @@
 """What all tests share."""
 
+import importlib.machinery
+import importlib.util
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +11,22 @@ import pytest
 # A Python that a test starts in the repository would import the package from its source tree, which has no
 # compiled parts. With this set, `python -c` and `python -m` leave the working directory out of sys.path.
 os.environ.setdefault("PYTHONSAFEPATH", "1")
+
+
+def _import_is_from_source_tree() -> bool:
+    spec = importlib.util.find_spec("aiordma")
+    if spec is None:
+        return False
+    in_tree = spec.origin == str(Path(__file__).parents[1] / "aiordma" / "__init__.py")
+    # An editable install has a loader of its own, which finds the compiled parts.
+    return in_tree and type(spec.loader) is importlib.machinery.SourceFileLoader
+
+
+if _import_is_from_source_tree():
+    raise pytest.UsageError(
+        "the tests need the built package: run `make build`, then .venv/bin/pytest. (`python -m pytest` won't do: "
+        "it puts the working directory on sys.path, and so finds the sources, which have no compiled parts.)"
+    )
 
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import importlib.metadata
 import importlib.resources
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_emulator_library_preloads() -> None:
     """A library that can't be preloaded makes the loader complain, and nothing else."""
     run = subprocess.run(
         ["/bin/true"],
-        env={"LD_PRELOAD": str(_library.library_path())},
+        env=os.environ | {"LD_PRELOAD": str(_library.library_path())},
         capture_output=True,
         text=True,
         check=True,
