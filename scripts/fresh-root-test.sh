@@ -64,7 +64,8 @@ fi
 if [ ! -d "$run/srv/checkout" ]; then
     git clone -q --no-hardlinks "$repository" "$run/srv/checkout"
 else
-    git -C "$run/srv/checkout" pull -q --ff-only "$repository" HEAD
+    # the checkout may belong to FRESH_ROOT_USER, which git would mind
+    git -c safe.directory='*' -C "$run/srv/checkout" pull -q --ff-only "$repository" HEAD
 fi
 chroot "$run" chown -R "$user:" /srv/checkout
 

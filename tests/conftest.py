@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # A Python that a test starts in the repository would import the package from its source tree, which has no
@@ -27,6 +28,11 @@ if _import_is_from_source_tree():
         "the tests need the built package: run `make build`, then .venv/bin/pytest. (`python -m pytest` won't do: "
         "it puts the working directory on sys.path, and so finds the sources, which have no compiled parts.)"
     )
+
+# How long an example takes says more about the machine's load than about the code, and pytest-timeout is there anyway.
+hypothesis.settings.register_profile("aiordma", deadline=None)
+hypothesis.settings.register_profile("aiordma-ci", hypothesis.settings.get_profile("ci"), deadline=None)
+hypothesis.settings.load_profile("aiordma-ci" if os.environ.get("CI") else "aiordma")
 
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
