@@ -147,9 +147,9 @@ make_venv() {
         rm -rf "$venv" "$build_dir"
         "$python" -m venv --system-site-packages "$venv"
         mkdir -p "$stamps"
-        mark_done python "$python"
         mark_done interpreter "$key"
     fi
+    mark_done python "$python" # for tox, which the Makefile tells
 }
 
 install_tools() {
