@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: MIT
+ * What the files of the data half share: the one that plays the hardware.
+ *
+ * Sources are cited as in control.h: "mlx5dv.h", "qp.c", "cq.c", "srq.c" are those of rdma-core's providers/mlx5, the
+ * public description of the device's queues; "rxe" is the kernel's drivers/infiniband/sw/rxe, a public implementation of
+ * the InfiniBand transport; "IBTA" is the InfiniBand Architecture Specification, volume 1, as those two quote it.
+ *
+ * Everything here runs with emu.lock held, in the device thread unless it says otherwise.
+ */
+#ifndef AIORDMA_NIC_H
+#define AIORDMA_NIC_H
+
+#include <infiniband/mlx5dv.h>
+
+#include "emu.h"
+#include "util.h"
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#else
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+/* ---------------------------------------------------------------- memory (mkey.c, copy.c) */
+
+struct nic_piece {
+	uint8_t *p;
+	uint64_t len;
+};
+
+/* Pieces of host memory, in order. Grows as needed and keeps what it grew to. */
+struct nic_sgl {
+	struct nic_piece *v;
+	uint32_t n, cap;
+};
+
+static inline void sgl_reset(struct nic_sgl *s)
+{
+	s->n = 0;
+}
+
+bool sgl_grow(struct nic_sgl *);
+
+static inline bool sgl_add(struct nic_sgl *s, uint8_t *p, uint64_t len)
+{
+	if (unlikely(s->n == s->cap) && !sgl_grow(s))
+		return false;
+	s->v[s->n++] = (struct nic_piece){ p, len };
+	return true;
+}
+
+/* Moves at most `len` bytes and returns how many there were. */
+uint64_t sgl_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
+
+/* Who wants to use a key. A remote user comes in through a QP from the fabric, and may use what the key was given
+ * remote rights for; a local one names it in a WQE as an lkey. */
+struct nic_access {
+	struct emu_device *dev;
+	uint32_t pdn, qpn;
+	bool remote;
+	uint32_t rights; /* IBV_ACCESS_* */
+};
+
+/* Appends where [addr, addr + len) of the key is; false if any of it may not be used so. sgl NULL: only checks. */
+bool mkey_translate(const struct nic_access *, uint32_t key, uint64_t addr, uint64_t len, struct nic_sgl *sgl);
+
+/* A data segment of a WQE. Inline data lies in the decoded WQE itself, at `addr`, and needs no key. */
+struct nic_seg {
+	uint64_t addr;
+	uint32_t len, key;
+	bool inl;
+};
+
+/* The same for the bytes [off, off + len) of a list of segments. */
+bool segs_translate(const struct nic_access *, const struct nic_seg *, uint32_t n, uint64_t off, uint64_t len,
+		    struct nic_sgl *sgl);
+
+/* ---------------------------------------------------------------- CQ (cq.c) */
+
+struct nic_cqe {
+	uint8_t op;	   /* MLX5_CQE_* */
+	uint8_t syndrome;  /* MLX5_CQE_SYNDROME_*, of an error CQE */
+	uint8_t wqe_op;	   /* MLX5_OPCODE_*, of a requester's CQE */
+	bool solicited, grh;
+	uint16_t counter;
+	uint32_t uidx, qpn, src_qpn, bytes;
+	uint32_t imm; /* as on the wire, big-endian */
+};
+
+/* False: the CQ is in error, or became so by this. */
+bool cq_write(struct emu_cq *, const struct nic_cqe *);
+/* Raises the event that the CQ is armed for, if it is due. True if there was one. */
+bool cq_check_armed(struct emu_cq *);
+/* A CQ in error takes its QPs down: raises IBV_EVENT_QP_FATAL. */
+bool cq_write_for(struct emu_qp *, struct emu_cq *, const struct nic_cqe *);
+
+/* ---------------------------------------------------------------- WQEs (wqe.c) */
+
+#define NIC_WQE_MAX 1024 /* ds has 6 bits of 16 bytes: below 64 of them */
+#define NIC_SEGS_MAX 63
+
+struct nic_wqe {
+	uint8_t opcode, opmod, flags; /* flags: fm_ce_se */
+	uint16_t counter, nbb;	      /* its index; how many basic blocks it takes */
+	uint16_t stream;	      /* DCI stream channel */
+	uint32_t imm;		      /* big-endian */
+	const struct mlx5_wqe_av *av; /* UD and DCI; into raw */
+	bool av_extended;
+	uint32_t xrc_srqn;
+	uint64_t raddr;
+	uint32_t rkey;
+	uint64_t swap_add, compare; /* as in the WQE, big-endian */
+	uint32_t nseg, body;	    /* body: where the segments after the control segment begin, in raw */
+	uint32_t size;		    /* bytes in raw */
+	uint64_t len;		    /* of the payload */
+	struct nic_seg seg[NIC_SEGS_MAX];
+	uint8_t raw[NIC_WQE_MAX] __attribute__((aligned(64)));
+};
+
+/* Copies the WQE at the head of the SQ out of the ring and takes it apart: 0, or the syndrome it fails with. In any
+ * case counter, opcode, flags and nbb are set. */
+uint8_t wqe_decode(struct emu_qp *, struct nic_wqe *);
+
+/* ---------------------------------------------------------------- receive queues (rq.c, srq.c) */
+
+#define NIC_RECV_SEGS 64
+
+struct nic_recv {
+	bool taken;
+	uint16_t counter; /* RQ: consumer counter; SRQ: index of the WQE */
+	struct emu_srq *srq;
+	uint32_t pdn;
+	uint32_t nseg;
+	uint64_t capacity;
+	struct nic_seg seg[NIC_RECV_SEGS];
+};
+
+bool rq_take(struct emu_qp *, struct emu_srq *, struct nic_recv *); /* false: none is posted */
+bool rq_pending(const struct emu_qp *);
+uint32_t rq_flush(struct emu_qp *, uint32_t budget); /* CQEs written */
+bool srq_take(struct emu_srq *, struct nic_recv *);
+void recv_parse(struct nic_recv *, const uint8_t *data_segs, uint32_t size);
+
+/* ---------------------------------------------------------------- the data half's part of a QP */
+
+enum emu_stall { STALL_NONE, STALL_ACK, STALL_RNR };
+
+struct nic_qp {
+	struct emu_qp *qp;
+	struct nic_wqe *wqe; /* the one at sq_ci, if decoded */
+	bool decoded;
+	uint8_t decode_error; /* syndrome it will fail with */
+	struct nic_recv *rx; /* for the message that is coming in */
+	uint64_t rx_len;     /* bytes of it that came */
+	bool rx_busy;
+	uint32_t tx_psn, rx_psn;
+	/* fabric.c: where the connection leads */
+	struct emu_device *route_dev;
+	uint8_t route_port;
+	/* engine.c */
+	uint32_t scan_index;
+	bool hot, last_wqe_raised;
+	struct emu_list stall_link, error_link;
+};
+
+static inline struct nic_qp *nic(const struct emu_qp *qp)
+{
+	return qp->priv;
+}
+
+static inline bool qp_can_receive(const struct emu_qp *qp)
+{
+	return qp->state == IBV_QPS_RTR || qp->state == IBV_QPS_RTS || qp->state == IBV_QPS_SQD ||
+	       qp->state == IBV_QPS_SQE;
+}
+
+static inline bool sq_pending(const struct emu_qp *qp)
+{
+	return qp->sq_nbb && qp->db && qp->sq_ci != (uint16_t)load_be32(&qp->db[1]);
+}
+
+/* ---------------------------------------------------------------- the fabric (fabric.c, responder.c) */
+
+/* One slice of a request: what its packets say. Payload goes with it, or comes back. */
+struct nic_req {
+	uint8_t opcode; /* MLX5_OPCODE_* */
+	bool first, last, solicited;
+	uint32_t imm; /* immediate data or key to invalidate, big-endian */
+	uint32_t src_qpn, dst_qpn, psn, packets;
+	uint8_t src_type, src_mtu;
+	uint64_t msg_len, off, len; /* the whole message, and this slice */
+	uint64_t raddr;
+	uint32_t rkey;
+	uint64_t swap_add, compare, *result;
+	uint32_t qkey, srqn;
+	uint64_t dc_key;
+	const union ibv_gid *sgid, *dgid;
+	uint8_t traffic_class, hop_limit, gid_type, sl;
+};
+
+enum nic_reply {
+	REPLY_ACK,
+	REPLY_NONE, /* lost, or refused in silence */
+	REPLY_RNR,
+	REPLY_NAK_INVALID,
+	REPLY_NAK_ACCESS,
+	REPLY_NAK_OPERATION,
+};
+
+/* Where a path leads. port_num 0 means nowhere. */
+struct nic_route {
+	struct emu_device *dev;
+	uint8_t port_num;
+};
+
+struct nic_route fabric_route(const struct emu_device *from, const struct emu_path *);
+/* Carries a request to the QP it names and brings the answer. `data` is the payload, or for a READ receives where the
+ * remote bytes are; *rnr_timer is set by an RNR NAK. */
+enum nic_reply fabric_request(struct nic_route, struct nic_req *, struct nic_sgl *data, uint8_t *rnr_timer);
+enum nic_reply responder_receive(struct emu_qp *, struct nic_req *, struct nic_sgl *data);
+void responder_reset(struct emu_qp *);
+
+/* ---------------------------------------------------------------- send queues (sq.c, requester.c, umr.c) */
+
+#define NIC_SLICE (256u * 1024)
+
+enum nic_step {
+	STEP_DONE,
+	STEP_MORE, /* a slice is done, others may run */
+	STEP_WAIT, /* until qp->deadline_ns */
+	STEP_FAIL,
+};
+
+enum nic_step requester_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
+enum nic_step umr_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
+
+/* What is left of the QP's work after a turn of it. */
+enum nic_left { LEFT_NOTHING, LEFT_WORK, LEFT_WAITING };
+enum nic_left sq_turn(struct emu_qp *, bool *worked);
+
+/* To ERR (or SQE), with an event for the application or none (0). Flushing is the engine's, later. */
+void qp_to_error(struct emu_qp *, uint32_t event);
+void qp_async_event(struct emu_qp *, uint32_t event);
+
+/* ---------------------------------------------------------------- tables (table.c) */
+
+struct emu_qp *qp_find(struct emu_device *, uint32_t qpn);
+struct emu_cq *cq_find(struct emu_device *, uint32_t cqn);
+struct emu_srq *srq_find(struct emu_device *, uint32_t srqn);
+/* Numbers rotate through [first, first + range), so that one freed isn't used again soon. 0: none is free. */
+uint32_t table_insert(void *table, uint32_t *size, uint32_t *next, uint32_t first, uint32_t range, void *what);
+void table_remove(void *table, uint32_t size, uint32_t number, const void *what);
+
+/* ---------------------------------------------------------------- engine (engine.c, scan.c, doorbell.c, idle.c) */
+
+void engine_activate(struct emu_qp *);
+void engine_forget_qp(struct emu_qp *);
+void engine_stall(struct emu_qp *); /* it waits for qp->deadline_ns, UINT64_MAX: for ever */
+void engine_unstall(struct emu_qp *);
+void engine_timer(uint64_t at); /* look at the CQs then */
+void engine_channel_overflow(struct emu_channel *, bool);
+bool engine_is_this_thread(void);
+uint64_t engine_now(void); /* read once a turn: good for timestamps and timers */
+
+/* scan.c: finding work that no doorbell told of */
+void scan_add_qp(struct emu_qp *);
+void scan_remove_qp(struct emu_qp *);
+void scan_add_cq(struct emu_cq *);
+void scan_remove_cq(struct emu_cq *);
+void scan_make_hot(struct emu_qp *);
+void scan_watch_error(struct emu_qp *, bool); /* in ERR: its RQ gets posts that ring no doorbell */
+bool scan_errors_watched(void);
+bool scan_hot(void);
+bool scan_some(uint32_t n); /* a few more of them, in turn */
+bool scan_errors(void);
+bool scan_all(void);
+void scan_forget(void);
+
+/* doorbell.c: what applications wrote to UAR pages since the last time */
+bool doorbell_poll(void);
+void doorbell_forget(void);
+
+struct nic_uar {
+	struct emu_uar *uar;
+	struct emu_list link;
+	uint64_t qp_seen[4], cq_seen;
+	uint32_t warm; /* turns for which it's looked at every turn */
+	bool registered, armed; /* idle.c */
+};
+extern struct emu_list nic_uars;
+
+/* channel.c */
+bool channel_flush(struct emu_channel *); /* moves what overflowed; true if nothing is left over */
+void channel_send(struct emu_channel *, const void *record);
+uint32_t channel_purge(struct emu_channel *, uint64_t element); /* records taken back */
+
+/* idle.c */
+int idle_init(void);
+void idle_fini(bool forked);
+void idle_wake(void); /* any thread */
+void idle_page_removed(struct nic_uar *);
+bool idle_arm(void);	/* lock held: any store to a UAR page wakes from now on. False: only naps find out */
+void idle_disarm(void); /* lock held */
+/* Without the lock. Sleeps until woken (true) or for `ns`. */
+bool idle_sleep(uint64_t ns);
+
+/* Has it work that its state lets it do? A QP that waits for a timer has not. */
+static inline bool engine_runnable(const struct emu_qp *qp)
+{
+	switch (qp->state) {
+	case IBV_QPS_RTS:
+	case IBV_QPS_SQE:
+		return qp->stall == STALL_NONE && sq_pending(qp);
+	case IBV_QPS_SQD:
+		return qp->stall == STALL_NONE && (qp->progress || qp->sq_draining);
+	case IBV_QPS_ERR:
+		return sq_pending(qp) || rq_pending(qp);
+	default:
+		return false;
+	}
+}
+
+#endif
