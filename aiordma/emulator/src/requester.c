@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: MIT
+ * The sending end: turns one WQE into requests, and their answers into what happens to the WQE.
+ *
+ * A long message is sent in slices, one a step, so that a gigabyte on one QP doesn't stall the others, and a command that
+ * takes a key or a QP away doesn't wait for it. */
+#include <string.h>
+
+#include "nic.h"
+
+static struct nic_sgl local, remote; /* only for the length of one call */
+
+static bool reliable(const struct emu_qp *qp)
+{
+	return qp->type != IBV_QPT_UC && qp->type != IBV_QPT_UD;
+}
+
+/* ---------------------------------------------------------------- waiting */
+
+/* RNR NAK timer codes, IBTA table 45, in units of 10 us: rxe_qp.c and rxe_comp.c have the same table. */
+static const uint32_t rnr_timer_10us[32] = {
+	65536, 1,   2,   3,   4,    6,	  8,	12,   16,   24,	  32,	48,   64,    96,    128,   192,
+	256,   384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+};
+
+static enum nic_step fail(uint8_t *syndrome, uint8_t value)
+{
+	*syndrome = value;
+	return STEP_FAIL;
+}
+
+static void begin_stall(struct emu_qp *qp, enum emu_stall kind, uint8_t tries)
+{
+	if (qp->stall == kind)
+		return;
+	qp->stall = kind;
+	qp->tries = tries;
+}
+
+/* The receiver had no receive posted: try again after its timer, rnr_retry times, 7 meaning for ever. */
+static enum nic_step wait_rnr(struct emu_qp *qp, uint8_t timer, uint8_t *syndrome)
+{
+	begin_stall(qp, STALL_RNR, qp->rnr_retry);
+	if (qp->rnr_retry != 7 && !qp->tries--)
+		return fail(syndrome, MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR);
+	qp->deadline_ns = engine_now() + rnr_timer_10us[timer & 31] * 10000ull;
+	return STEP_WAIT;
+}
+
+/* No answer: the ack timer, 4.096 us * 2^timeout, runs out, and the request goes out again, retry_cnt times. A timeout of
+ * 0 means that the timer never runs out: man ibv_modify_qp. */
+static enum nic_step wait_ack(struct emu_qp *qp, uint8_t *syndrome)
+{
+	bool again = qp->stall == STALL_ACK;
+
+	begin_stall(qp, STALL_ACK, qp->retry_cnt);
+	if (!qp->timeout) {
+		qp->deadline_ns = UINT64_MAX;
+		return STEP_WAIT;
+	}
+	/* `tries` counts the sendings that are left; this one failed when its timer ends. */
+	if (again && !qp->tries--)
+		return fail(syndrome, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
+	qp->deadline_ns = engine_now() + (4096ull << (qp->timeout & 31));
+	return STEP_WAIT;
+}
+
+static enum nic_step after_reply(struct emu_qp *qp, enum nic_reply reply, uint8_t rnr_timer, uint8_t *syndrome)
+{
+	if (likely(reply == REPLY_ACK)) {
+		qp->stall = STALL_NONE;
+		return STEP_DONE;
+	}
+	if (!reliable(qp))
+		return STEP_DONE; /* sent, which is all that is promised */
+	switch (reply) {
+	case REPLY_RNR:
+		return wait_rnr(qp, rnr_timer, syndrome);
+	case REPLY_NAK_INVALID:
+		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR);
+	case REPLY_NAK_ACCESS:
+		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+	case REPLY_NAK_OPERATION:
+		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_OP_ERR);
+	default:
+		return wait_ack(qp, syndrome);
+	}
+}
+
+/* ---------------------------------------------------------------- addressing */
+
+static void address_from_path(struct emu_qp *qp, const struct emu_path *path, struct nic_req *req)
+{
+	const struct emu_port_config *port = &qp->dev->ports[(path->port ? path->port : 1) - 1];
+	const struct emu_gid *sgid = &port->gids[path->sgid_index < port->ngids ? path->sgid_index : 0];
+
+	req->sgid = path->is_global ? &sgid->gid : NULL;
+	req->dgid = &path->dgid;
+	req->gid_type = sgid->type;
+	req->traffic_class = path->traffic_class;
+	req->hop_limit = path->hop_limit;
+}
+
+static struct nic_route connected_route(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+
+	if (!n->route_dev) {
+		struct nic_route r = fabric_route(qp->dev, &qp->av);
+
+		n->route_dev = r.dev;
+		n->route_port = r.port_num;
+	}
+	return (struct nic_route){ n->route_dev, n->route_port };
+}
+
+/* A datagram and a DC request carry their address in the WQE: mlx5_create_ah() in verbs.c says how it's packed. */
+static struct nic_route datagram_route(struct emu_qp *qp, const struct nic_wqe *w, struct nic_req *req)
+{
+	static struct emu_path path;
+	const struct mlx5_wqe_av *av = w->av;
+
+	path = (struct emu_path){ .port = qp->av.port ? qp->av.port : 1 };
+	req->dst_qpn = be32toh(av->dqp_dct) & 0xffffff;
+	if (w->av_extended) {
+		path.is_global = true;
+		memcpy(path.dgid.raw, av->rgid, sizeof(path.dgid.raw));
+		path.sgid_index = (uint8_t)(be32toh(av->grh_gid_fl) >> 20);
+		path.traffic_class = av->tclass;
+		path.hop_limit = av->hop_limit;
+	}
+	address_from_path(qp, &path, req);
+	return fabric_route(qp->dev, &path);
+}
+
+static struct nic_route route(struct emu_qp *qp, const struct nic_wqe *w, struct nic_req *req)
+{
+	if (!w->av) {
+		req->dst_qpn = qp->dest_qpn;
+		address_from_path(qp, &qp->av, req);
+		return connected_route(qp);
+	}
+	if (qp->dci) {
+		req->src_type = IBV_QPT_DRIVER;
+		req->dc_key = be64toh(w->av->key.dc_key);
+	} else {
+		req->qkey = be32toh(w->av->key.qkey.qkey);
+		if (req->qkey & 0x80000000u)
+			req->qkey = qp->qkey; /* IBTA 10.2.5: the high bit asks for the QP's own */
+	}
+	return datagram_route(qp, w, req);
+}
+
+/* ---------------------------------------------------------------- requests */
+
+static uint32_t packets(const struct emu_qp *qp, uint64_t len)
+{
+	unsigned shift = qp->mtu ? 7u + qp->mtu : 12u;
+
+	return len ? (uint32_t)((len + (1ull << shift) - 1) >> shift) : 1;
+}
+
+static bool gather(struct emu_qp *qp, const struct nic_wqe *w, uint64_t off, uint64_t len, uint32_t rights)
+{
+	struct nic_access a = { qp->dev, qp->pd->pdn, qp->qpn, false, rights };
+
+	sgl_reset(&local);
+	return segs_translate(&a, w->seg, w->nseg, off, len, &local);
+}
+
+static enum nic_step step_send(struct emu_qp *qp, struct nic_wqe *w, struct nic_route to, struct nic_req *req,
+			       uint8_t *syndrome)
+{
+	enum nic_reply reply;
+	uint8_t timer = 0;
+
+	if (!gather(qp, w, req->off, req->len, 0))
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
+	reply = fabric_request(to, req, &local, &timer);
+	return after_reply(qp, reply, timer, syndrome);
+}
+
+static enum nic_step step_read(struct emu_qp *qp, struct nic_wqe *w, struct nic_route to, struct nic_req *req,
+			       uint8_t *syndrome)
+{
+	uint8_t timer = 0;
+	enum nic_reply reply = fabric_request(to, req, &remote, &timer);
+	enum nic_step step = after_reply(qp, reply, timer, syndrome);
+
+	if (step != STEP_DONE || !req->len)
+		return step;
+	if (!gather(qp, w, req->off, req->len, IBV_ACCESS_LOCAL_WRITE))
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
+	sgl_copy(&local, &remote, req->len);
+	return STEP_DONE;
+}
+
+static enum nic_step step_atomic(struct emu_qp *qp, struct nic_wqe *w, struct nic_route to, struct nic_req *req,
+				 uint8_t *syndrome)
+{
+	uint64_t value = 0;
+	uint8_t timer = 0;
+	enum nic_step step;
+
+	req->swap_add = w->swap_add;
+	req->compare = w->compare;
+	req->result = &value;
+	step = after_reply(qp, fabric_request(to, req, NULL, &timer), timer, syndrome);
+	if (step != STEP_DONE)
+		return step;
+	if (!gather(qp, w, 0, 8, IBV_ACCESS_LOCAL_WRITE))
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
+	sgl_reset(&remote);
+	if (!sgl_add(&remote, (uint8_t *)&value, 8))
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
+	sgl_copy(&local, &remote, 8);
+	return STEP_DONE;
+}
+
+static uint8_t check_length(const struct emu_qp *qp, const struct nic_wqe *w)
+{
+	if (w->len > qp->dev->limits.max_msg_sz)
+		return MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR;
+	/* One packet is all a datagram has: IBTA 11.4.1.1. */
+	if (qp->type == IBV_QPT_UD) {
+		const struct emu_port_config *port = &qp->dev->ports[(qp->av.port ? qp->av.port : 1) - 1];
+
+		if (w->len > 128ull << port->active_mtu)
+			return MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR;
+	}
+	return 0;
+}
+
+static bool is_atomic(uint8_t opcode)
+{
+	return opcode == MLX5_OPCODE_ATOMIC_CS || opcode == MLX5_OPCODE_ATOMIC_FA;
+}
+
+static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_t *syndrome)
+{
+	uint64_t total = is_atomic(w->opcode) ? 8 : w->len;
+	uint64_t left = total - qp->progress;
+	struct nic_req req = {
+		.opcode = w->opcode,
+		.first = !qp->progress,
+		.last = left <= NIC_SLICE,
+		.solicited = w->flags & MLX5_WQE_CTRL_SOLICITED,
+		.imm = w->imm,
+		.src_qpn = qp->qpn,
+		.psn = nic(qp)->tx_psn,
+		.packets = packets(qp, total),
+		.src_type = qp->type,
+		.src_mtu = qp->mtu,
+		.msg_len = total,
+		.off = qp->progress,
+		.len = left < NIC_SLICE ? left : NIC_SLICE,
+		.raddr = w->raddr,
+		.rkey = w->rkey,
+		.srqn = w->xrc_srqn,
+	};
+	struct nic_route to;
+	enum nic_step step;
+
+	if (!qp->progress) {
+		*syndrome = check_length(qp, w);
+		if (*syndrome)
+			return STEP_FAIL;
+	}
+	to = route(qp, w, &req);
+	if (w->opcode == MLX5_OPCODE_RDMA_READ)
+		step = step_read(qp, w, to, &req, syndrome);
+	else if (is_atomic(w->opcode))
+		step = step_atomic(qp, w, to, &req, syndrome);
+	else
+		step = step_send(qp, w, to, &req, syndrome);
+	if (step != STEP_DONE)
+		return step;
+	qp->progress += req.len;
+	if (!req.last)
+		return STEP_MORE;
+	nic(qp)->tx_psn = (nic(qp)->tx_psn + req.packets) & 0xffffff;
+	return STEP_DONE;
+}
+
+enum nic_step requester_step(struct emu_qp *qp, struct nic_wqe *w, uint8_t *syndrome)
+{
+	switch (w->opcode) {
+	case MLX5_OPCODE_NOP:
+		return STEP_DONE;
+	case MLX5_OPCODE_UMR:
+		return umr_step(qp, w, syndrome);
+	case MLX5_OPCODE_MMO:
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
+	default:
+		return step_transport(qp, w, syndrome);
+	}
+}

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: MIT
+ * The receiving end of a request: checks it, moves the data, completes receives, answers.
+ *
+ * Which fault is answered how follows the classes of responder errors in IBTA 9.9.3 as rxe's rxe_resp.c has them: on a
+ * reliable connection it is told by a NAK and ends in ERR; an unreliable receiver drops the message in silence. */
+#include <string.h>
+
+#include "nic.h"
+
+static struct nic_sgl remote; /* where the request wants to read or write; only for the length of one call */
+
+static bool reliable(const struct emu_qp *qp)
+{
+	return qp->type != IBV_QPT_UC && qp->type != IBV_QPT_UD;
+}
+
+/* A refusal takes a connection down. A DCT serves many senders and goes on. */
+static enum nic_reply refuse(struct emu_qp *qp, enum nic_reply nak, uint32_t event)
+{
+	if (!reliable(qp))
+		return REPLY_NONE;
+	if (!qp->dct)
+		qp_to_error(qp, event);
+	return nak;
+}
+
+static enum nic_reply refuse_invalid(struct emu_qp *qp)
+{
+	return refuse(qp, REPLY_NAK_INVALID, IBV_EVENT_QP_REQ_ERR);
+}
+
+static struct emu_srq *request_srq(const struct emu_qp *qp, const struct nic_req *req)
+{
+	struct emu_srq *srq;
+
+	if (qp->type != IBV_QPT_XRC_RECV)
+		return qp->srq;
+	srq = srq_find(qp->dev, req->srqn);
+	return srq && srq->xrc ? srq : NULL;
+}
+
+/* ---------------------------------------------------------------- receives */
+
+static void complete(struct emu_qp *qp, const struct nic_recv *r, struct nic_cqe *c)
+{
+	struct emu_cq *cq = qp->rcq;
+
+	c->uidx = qp->uidx;
+	c->qpn = qp->qpn;
+	c->counter = r->counter;
+	if (r->srq && r->srq->xrc) {
+		/* An XRC SRQ completes on a CQ of its own, and the library finds it by its own index: get_resp_ctx_v1() in
+		 * cq.c. */
+		cq = r->srq->cq;
+		c->uidx = r->srq->uidx;
+	}
+	cq_write_for(qp, cq, c);
+}
+
+static void complete_error(struct emu_qp *qp, struct nic_recv *r, uint8_t syndrome)
+{
+	struct nic_cqe c = { .op = MLX5_CQE_RESP_ERR, .syndrome = syndrome };
+
+	r->taken = false;
+	nic(qp)->rx_busy = false;
+	complete(qp, r, &c);
+}
+
+static void complete_receive(struct emu_qp *qp, struct nic_recv *r, const struct nic_req *req, uint32_t extra)
+{
+	struct nic_cqe c = {
+		.solicited = req->solicited,
+		.bytes = (uint32_t)(req->msg_len + extra),
+		.src_qpn = req->src_qpn,
+		.grh = extra != 0,
+	};
+
+	switch (req->opcode) {
+	case MLX5_OPCODE_RDMA_WRITE_IMM:
+		c.op = MLX5_CQE_RESP_WR_IMM;
+		c.imm = req->imm;
+		break;
+	case MLX5_OPCODE_SEND_IMM:
+		c.op = MLX5_CQE_RESP_SEND_IMM;
+		c.imm = req->imm;
+		break;
+	case MLX5_OPCODE_SEND_INVAL:
+		c.op = MLX5_CQE_RESP_SEND_INV;
+		c.imm = req->imm;
+		break;
+	default:
+		c.op = MLX5_CQE_RESP_SEND;
+	}
+	r->taken = false;
+	nic(qp)->rx_busy = false;
+	complete(qp, r, &c);
+}
+
+/* Takes a receive WQE for the message that begins. */
+static enum nic_reply take(struct emu_qp *qp, const struct nic_req *req)
+{
+	struct nic_recv *r = nic(qp)->rx;
+
+	/* One that an unreliable message which was never finished had taken serves the next: rxe, class D1. */
+	if (r->taken && !reliable(qp))
+		return REPLY_ACK;
+	if (!rq_take(qp, request_srq(qp, req), r))
+		return reliable(qp) ? REPLY_RNR : REPLY_NONE;
+	r->taken = true;
+	return REPLY_ACK;
+}
+
+static enum nic_reply too_long(struct emu_qp *qp, struct nic_recv *r)
+{
+	complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR);
+	/* Its owner learns from the receive completion, so there is no event. */
+	if (!qp->dct)
+		qp_to_error(qp, 0);
+	return reliable(qp) ? REPLY_NAK_INVALID : REPLY_NONE;
+}
+
+static enum nic_reply bad_buffer(struct emu_qp *qp, struct nic_recv *r)
+{
+	complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
+	if (!qp->dct)
+		qp_to_error(qp, 0);
+	return reliable(qp) ? REPLY_NAK_OPERATION : REPLY_NONE;
+}
+
+static bool scatter(struct emu_qp *qp, const struct nic_recv *r, uint64_t off, const struct nic_sgl *data, uint64_t len)
+{
+	struct nic_access a = { qp->dev, r->pdn, qp->qpn, false, IBV_ACCESS_LOCAL_WRITE };
+
+	if (!len)
+		return true;
+	sgl_reset(&remote);
+	if (!segs_translate(&a, r->seg, r->nseg, off, len, &remote))
+		return false;
+	sgl_copy(&remote, data, len);
+	return true;
+}
+
+/* SEND with invalidate: IBTA 9.4.1.1.3. Only what a memory window or a UMR bound can be invalidated; an MR's own key
+ * can't. */
+static bool invalidate(struct emu_qp *qp, uint32_t key)
+{
+	struct emu_mkey *m = emu_mkey_find(qp->dev, key);
+
+	if (!m || m->pdn != qp->pd->pdn || m->free)
+		return false;
+	if (m->o.type == EMU_MW ? m->bound_qpn != qp->qpn : m->direct)
+		return false;
+	m->free = true;
+	return true;
+}
+
+static enum nic_reply receive_send(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
+{
+	struct nic_qp *n = nic(qp);
+	struct nic_recv *r = n->rx;
+
+	if (req->first) {
+		enum nic_reply got = take(qp, req);
+
+		if (got != REPLY_ACK)
+			return got;
+		n->rx_busy = true;
+		if (req->msg_len > r->capacity)
+			return too_long(qp, r);
+	} else if (!n->rx_busy) {
+		return REPLY_NONE; /* the rest of a message whose beginning was dropped */
+	}
+	if (!scatter(qp, r, req->off, data, req->len))
+		return bad_buffer(qp, r);
+	if (!req->last)
+		return REPLY_ACK;
+	if (req->opcode == MLX5_OPCODE_SEND_INVAL && !invalidate(qp, be32toh(req->imm))) {
+		/* rxe, class J: the receive fails, the sender is not told. */
+		complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
+		qp_to_error(qp, 0);
+		return REPLY_ACK;
+	}
+	complete_receive(qp, r, req, 0);
+	return REPLY_ACK;
+}
+
+/* ---------------------------------------------------------------- one-sided */
+
+static uint32_t request_pdn(const struct emu_qp *qp, const struct nic_req *req)
+{
+	const struct emu_srq *srq = request_srq(qp, req);
+
+	return qp->type == IBV_QPT_XRC_RECV && srq ? srq->pd->pdn : qp->pd->pdn;
+}
+
+/* May the QP's peer do this at all, and with this memory? What is outside the QP's own rights is an operation it doesn't
+ * support: rxe, check_op_valid(). */
+static enum nic_reply check_rights(struct emu_qp *qp, const struct nic_req *req, uint32_t rights)
+{
+	struct nic_access a = { qp->dev, request_pdn(qp, req), qp->qpn, true, rights };
+	uint32_t allowed = qp->access;
+
+	/* mlx5/qp.c, to_mlx5_access_flags(): with no responder resources a QP serves no READ and no atomic. */
+	if (!qp->dest_rd_atomic)
+		allowed &= ~(uint32_t)(IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+	if (rights & ~allowed)
+		return refuse_invalid(qp);
+	/* Of no bytes neither address nor key is looked at: IBTA 9.7.4.1.3, rxe check_rkey(). All of a long message is
+	 * checked with every slice: the key may have gone meanwhile. */
+	if (req->msg_len && !mkey_translate(&a, req->rkey, req->raddr, req->msg_len, NULL))
+		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
+	return REPLY_ACK;
+}
+
+static bool remote_slice(struct emu_qp *qp, const struct nic_req *req, uint32_t rights, struct nic_sgl *sgl)
+{
+	struct nic_access a = { qp->dev, request_pdn(qp, req), qp->qpn, true, rights };
+
+	sgl_reset(sgl);
+	return !req->len || mkey_translate(&a, req->rkey, req->raddr + req->off, req->len, sgl);
+}
+
+static enum nic_reply receive_write(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
+{
+	bool notify = req->opcode == MLX5_OPCODE_RDMA_WRITE_IMM && req->last;
+	enum nic_reply got = check_rights(qp, req, IBV_ACCESS_REMOTE_WRITE);
+
+	if (got != REPLY_ACK)
+		return got;
+	/* The packet with the immediate data, the last, is the one that needs a receive. */
+	if (notify) {
+		got = take(qp, req);
+		if (got != REPLY_ACK)
+			return got;
+	}
+	if (!remote_slice(qp, req, IBV_ACCESS_REMOTE_WRITE, &remote))
+		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
+	sgl_copy(&remote, data, req->len);
+	if (notify)
+		complete_receive(qp, nic(qp)->rx, req, 0);
+	return REPLY_ACK;
+}
+
+static enum nic_reply receive_read(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
+{
+	enum nic_reply got = check_rights(qp, req, IBV_ACCESS_REMOTE_READ);
+
+	if (got == REPLY_ACK && !remote_slice(qp, req, IBV_ACCESS_REMOTE_READ, data))
+		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
+	return got;
+}
+
+static enum nic_reply receive_atomic(struct emu_qp *qp, struct nic_req *req)
+{
+	enum nic_reply got;
+	uint64_t *target;
+
+	if (req->raddr & 7)
+		return refuse_invalid(qp); /* IBTA 9.4.5.1; rxe, atomic_reply() */
+	got = check_rights(qp, req, IBV_ACCESS_REMOTE_ATOMIC);
+	if (got != REPLY_ACK)
+		return got;
+	if (!remote_slice(qp, req, IBV_ACCESS_REMOTE_ATOMIC, &remote))
+		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
+	/* A target in two pieces, or one whose memory isn't aligned as its address says, can't be done in one go. */
+	if (remote.n != 1 || remote.v[0].len != 8 || ((uintptr_t)remote.v[0].p & 7))
+		return refuse_invalid(qp);
+	target = (uint64_t *)(void *)remote.v[0].p;
+	if (req->opcode == MLX5_OPCODE_ATOMIC_FA) {
+		*req->result = __atomic_fetch_add(target, req->swap_add, __ATOMIC_SEQ_CST);
+	} else {
+		*req->result = req->compare;
+		__atomic_compare_exchange_n(target, req->result, req->swap_add, false, __ATOMIC_SEQ_CST,
+					    __ATOMIC_SEQ_CST);
+	}
+	return REPLY_ACK;
+}
+
+/* ---------------------------------------------------------------- datagrams */
+
+/* The 40 bytes before a datagram's payload: a GRH, which for RoCE v2 is the IP header; an IPv4 header lies in the last 20
+ * of them (man ibv_post_recv, ibv_init_ah_from_wc()). */
+static void make_grh(uint8_t grh[40], const struct nic_req *req)
+{
+	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
+	uint16_t payload = (uint16_t)(req->msg_len + 24); /* IB BTH, DETH and ICRC around it */
+
+	memset(grh, 0, 40);
+	if (req->gid_type == IBV_GID_TYPE_ROCE_V2 && !memcmp(req->dgid->raw, mapped, 12)) {
+		uint16_t total = (uint16_t)(payload + 8 + 20);
+
+		grh += 20;
+		grh[0] = 0x45;
+		grh[1] = req->traffic_class;
+		grh[2] = (uint8_t)(total >> 8);
+		grh[3] = (uint8_t)total;
+		grh[8] = req->hop_limit;
+		grh[9] = 17; /* UDP */
+		memcpy(grh + 12, req->sgid->raw + 12, 4);
+		memcpy(grh + 16, req->dgid->raw + 12, 4);
+		return;
+	}
+	grh[0] = (uint8_t)(0x60 | req->traffic_class >> 4);
+	grh[1] = (uint8_t)(req->traffic_class << 4);
+	grh[4] = (uint8_t)(payload >> 8);
+	grh[5] = (uint8_t)payload;
+	grh[6] = req->gid_type == IBV_GID_TYPE_ROCE_V2 ? 17 : 0x1b; /* next header: UDP, or IBA transport */
+	grh[7] = req->hop_limit;
+	memcpy(grh + 8, req->sgid->raw, 16);
+	memcpy(grh + 24, req->dgid->raw, 16);
+}
+
+static enum nic_reply receive_datagram(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
+{
+	struct nic_recv *r = nic(qp)->rx;
+	static struct nic_sgl header;
+	uint8_t grh[40];
+
+	if (take(qp, req) != REPLY_ACK)
+		return REPLY_NONE;
+	/* Room for the header is always used, whether there is one or not: IBTA 11.4.1.2. */
+	if (req->msg_len + sizeof(grh) > r->capacity)
+		return too_long(qp, r);
+	make_grh(grh, req);
+	sgl_reset(&header);
+	if (!sgl_add(&header, grh, sizeof(grh)) || !scatter(qp, r, 0, &header, sizeof(grh)) ||
+	    !scatter(qp, r, sizeof(grh), data, req->len))
+		return bad_buffer(qp, r);
+	complete_receive(qp, r, req, sizeof(grh));
+	return REPLY_ACK;
+}
+
+/* ---------------------------------------------------------------- in order */
+
+/* Both ends cut a message into packets of their own path MTU's size, so what is longer than either's is not what the
+ * other expects: a first packet must be of the receiver's MTU exactly, rxe check_length(). */
+static bool mtu_differs(const struct emu_qp *qp, const struct nic_req *req)
+{
+	uint8_t smaller = qp->mtu < req->src_mtu ? qp->mtu : req->src_mtu;
+
+	return qp->mtu != req->src_mtu && smaller && req->msg_len > 128ull << smaller;
+}
+
+enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
+{
+	bool connected = qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_RECV;
+	struct nic_qp *n = nic(qp);
+	enum nic_reply reply;
+
+	/* Packets out of sequence are asked for again, and with a wrong start of the sequence again and again, until the
+	 * sender gives up: rxe check_psn(). */
+	if (connected && req->psn != n->rx_psn)
+		return REPLY_NONE;
+	if (req->first && connected && n->rx_busy)
+		return REPLY_NONE;
+	if (req->first && qp->type != IBV_QPT_UD && mtu_differs(qp, req))
+		return refuse_invalid(qp);
+	switch (req->opcode) {
+	case MLX5_OPCODE_RDMA_WRITE:
+	case MLX5_OPCODE_RDMA_WRITE_IMM:
+		reply = receive_write(qp, req, data);
+		break;
+	case MLX5_OPCODE_RDMA_READ:
+		reply = receive_read(qp, req, data);
+		break;
+	case MLX5_OPCODE_ATOMIC_CS:
+	case MLX5_OPCODE_ATOMIC_FA:
+		reply = receive_atomic(qp, req);
+		break;
+	default:
+		reply = qp->type == IBV_QPT_UD ? receive_datagram(qp, req, data) : receive_send(qp, req, data);
+	}
+	if (connected && req->last && reply == REPLY_ACK)
+		n->rx_psn = (n->rx_psn + req->packets) & 0xffffff;
+	return reply;
+}
+
+void responder_reset(struct emu_qp *qp)
+{
+	nic(qp)->rx_busy = false;
+	nic(qp)->rx->taken = false;
+}

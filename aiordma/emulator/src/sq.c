@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT
+ * Send queues: running them, completing and flushing; and the life of a QP on the device. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "nic.h"
+
+/* QPNs 0 and 1 are the management QPs; a device starts far above. The range bounds only how soon one is used again. */
+#define QPN_FIRST 0x100u
+#define QPN_RANGE ((1u << 20) - QPN_FIRST)
+
+/* WQEs, and flushes, that a QP gets in one turn before the others have theirs. */
+#define TURN_WQES 64u
+
+/* ---------------------------------------------------------------- errors */
+
+void qp_async_event(struct emu_qp *qp, uint32_t event)
+{
+	emu_async_event(qp->o.ctx, event, qp->user_handle, &qp->async_events);
+}
+
+/* IBTA 10.2.9.3 and man ibv_get_async_event: a QP on an SRQ that went to ERR takes no more of its WQEs. */
+static void raise_last_wqe(struct emu_qp *qp)
+{
+	if (!qp->srq || nic(qp)->last_wqe_raised)
+		return;
+	nic(qp)->last_wqe_raised = true;
+	qp_async_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
+}
+
+static void enter_error(struct emu_qp *qp)
+{
+	engine_unstall(qp);
+	qp->stall = STALL_NONE;
+	scan_watch_error(qp, true);
+	engine_activate(qp);
+	raise_last_wqe(qp);
+}
+
+void qp_to_error(struct emu_qp *qp, uint32_t event)
+{
+	if (qp->state == IBV_QPS_ERR)
+		return;
+	emu_log(EMU_DEBUG, "QP 0x%x to ERR, event %u", qp->qpn, event);
+	qp->state = IBV_QPS_ERR;
+	if (event)
+		qp_async_event(qp, event);
+	enter_error(qp);
+}
+
+/* ---------------------------------------------------------------- completions */
+
+static void complete(struct emu_qp *qp, const struct nic_wqe *w, uint8_t syndrome)
+{
+	struct nic_cqe c = {
+		.op = syndrome ? MLX5_CQE_REQ_ERR : MLX5_CQE_REQ,
+		.syndrome = syndrome,
+		.wqe_op = w->opcode,
+		.counter = w->counter,
+		.uidx = qp->uidx,
+		.qpn = qp->qpn,
+		.bytes = (uint32_t)w->len,
+	};
+
+	if (syndrome || (w->flags & MLX5_WQE_CTRL_CQ_UPDATE))
+		cq_write_for(qp, qp->scq, &c);
+}
+
+static void retire(struct emu_qp *qp, const struct nic_wqe *w)
+{
+	qp->sq_ci += w->nbb;
+	qp->progress = 0;
+	qp->stall = STALL_NONE;
+	nic(qp)->decoded = false;
+}
+
+/* A failed WQE ends the work of its queue: a connected or reliable QP goes to ERR, of an unreliable one only the send
+ * queue stops, in SQE (IBTA 10.3.1.6). */
+static void fail_wqe(struct emu_qp *qp, const struct nic_wqe *w, uint8_t syndrome)
+{
+	emu_log(EMU_DEBUG, "QP 0x%x WQE %u op 0x%x fails, syndrome 0x%x", qp->qpn, w->counter, w->opcode, syndrome);
+	complete(qp, w, syndrome);
+	retire(qp, w);
+	if (qp->type == IBV_QPT_UD || qp->type == IBV_QPT_UC) {
+		if (qp->state != IBV_QPS_ERR)
+			qp->state = IBV_QPS_SQE;
+		return;
+	}
+	qp_to_error(qp, 0);
+}
+
+static uint32_t sq_flush(struct emu_qp *qp, uint32_t budget)
+{
+	struct nic_qp *n = nic(qp);
+	uint32_t done = 0;
+
+	while (done < budget && sq_pending(qp)) {
+		if (!n->decoded)
+			wqe_decode(qp, n->wqe);
+		complete(qp, n->wqe, MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
+		retire(qp, n->wqe);
+		done++;
+	}
+	return done;
+}
+
+/* ---------------------------------------------------------------- running */
+
+static enum nic_left flush_turn(struct emu_qp *qp, bool *worked)
+{
+	uint32_t done = sq_flush(qp, TURN_WQES);
+
+	if (qp->state == IBV_QPS_ERR)
+		done += rq_flush(qp, TURN_WQES);
+	*worked |= done != 0;
+	return sq_pending(qp) || (qp->state == IBV_QPS_ERR && rq_pending(qp)) ? LEFT_WORK : LEFT_NOTHING;
+}
+
+/* In SQD the WQE that has begun is finished, no other begins, and then it's drained: IBTA 10.3.1.4. */
+static enum nic_left drained(struct emu_qp *qp)
+{
+	if (qp->sq_draining) {
+		qp->sq_draining = 0;
+		qp_async_event(qp, IBV_EVENT_SQ_DRAINED);
+	}
+	return LEFT_NOTHING;
+}
+
+static bool begun(const struct emu_qp *qp)
+{
+	return qp->progress || qp->stall != STALL_NONE;
+}
+
+/* One WQE, or a slice of it. */
+static enum nic_step run_one(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+	struct nic_wqe *w = n->wqe;
+	uint8_t syndrome = 0;
+	enum nic_step step;
+
+	if (!n->decoded) {
+		n->decode_error = wqe_decode(qp, w);
+		n->decoded = true;
+	}
+	if (n->decode_error) {
+		fail_wqe(qp, w, n->decode_error);
+		return STEP_FAIL;
+	}
+	step = requester_step(qp, w, &syndrome);
+	if (step == STEP_FAIL) {
+		fail_wqe(qp, w, syndrome);
+	} else if (step == STEP_DONE) {
+		complete(qp, w, 0);
+		retire(qp, w);
+	}
+	return step;
+}
+
+enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
+{
+	if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE)
+		return flush_turn(qp, worked);
+	for (uint32_t i = 0; i < TURN_WQES; i++) {
+		if (qp->state == IBV_QPS_SQD && !begun(qp))
+			return drained(qp);
+		if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD)
+			return qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE ? LEFT_WORK : LEFT_NOTHING;
+		if (!sq_pending(qp))
+			return LEFT_NOTHING;
+		*worked = true;
+		switch (run_one(qp)) {
+		case STEP_MORE:
+			return LEFT_WORK;
+		case STEP_WAIT:
+			engine_stall(qp);
+			return LEFT_WAITING;
+		default:
+			break;
+		}
+	}
+	return LEFT_WORK;
+}
+
+/* ---------------------------------------------------------------- control's calls */
+
+static void forget(struct emu_qp *qp)
+{
+	struct nic_qp *n = qp->priv;
+
+	free(n->wqe);
+	free(n->rx);
+	free(n);
+	qp->priv = NULL;
+}
+
+int emu_qp_insert(struct emu_device *dev, struct emu_qp *qp)
+{
+	struct nic_qp *n = calloc(1, sizeof(*n));
+
+	qp->priv = n;
+	if (!n)
+		return ENOMEM;
+	n->qp = qp;
+	n->wqe = aligned_alloc(64, sizeof(*n->wqe));
+	n->rx = calloc(1, sizeof(*n->rx));
+	if (n->wqe && n->rx)
+		qp->qpn = table_insert(&dev->qps, &dev->qps_size, &dev->next_qpn, QPN_FIRST, QPN_RANGE, qp);
+	if (!n->wqe || !n->rx || !qp->qpn) {
+		forget(qp);
+		return ENOMEM;
+	}
+	qp->dev = dev;
+	list_init(&qp->active_link);
+	list_init(&n->stall_link);
+	list_init(&n->error_link);
+	qp->active = false;
+	scan_add_qp(qp);
+	return 0;
+}
+
+void emu_qp_remove(struct emu_qp *qp)
+{
+	if (!qp->priv)
+		return;
+	engine_unstall(qp);
+	scan_watch_error(qp, false);
+	engine_forget_qp(qp);
+	table_remove(&qp->dev->qps, qp->dev->qps_size, qp->qpn, qp);
+	if (qp->o.ctx->async)
+		qp->async_events -= channel_purge(qp->o.ctx->async, qp->user_handle);
+	forget(qp);
+}
+
+static void reset(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+
+	engine_unstall(qp);
+	scan_watch_error(qp, false);
+	qp->sq_ci = qp->rq_ci = 0;
+	qp->stall = STALL_NONE;
+	qp->progress = 0;
+	qp->sq_draining = 0;
+	n->decoded = false;
+	n->last_wqe_raised = false;
+	n->route_dev = NULL;
+	responder_reset(qp);
+}
+
+void emu_qp_state_changed(struct emu_qp *qp, uint8_t old)
+{
+	struct nic_qp *n = nic(qp);
+
+	switch (qp->state) {
+	case IBV_QPS_RESET:
+		reset(qp);
+		return;
+	case IBV_QPS_RTR:
+		n->rx_psn = qp->rq_psn & 0xffffff;
+		break;
+	case IBV_QPS_RTS:
+		if (old == IBV_QPS_RTR)
+			n->tx_psn = qp->sq_psn & 0xffffff;
+		break;
+	case IBV_QPS_SQD:
+		qp->sq_draining = old != IBV_QPS_SQD;
+		break;
+	case IBV_QPS_ERR:
+		enter_error(qp);
+		break;
+	default:
+		break;
+	}
+	n->route_dev = NULL;
+	emu_qp_kick(qp);
+}
+
+void emu_qp_kick(struct emu_qp *qp)
+{
+	engine_activate(qp);
+	emu_engine_wake();
+}
