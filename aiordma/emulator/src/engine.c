@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: MIT
+ * The device thread.
+ *
+ * It holds emu.lock while it looks for work and does it, in turns of bounded length, and lets go between turns when a
+ * command waits. Without work it goes on looking for emu.spin_us and then sleeps (idle.c). */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include "nic.h"
+
+/* QPs that get their turn before doorbells are looked at again. */
+#define QPS_A_TURN 32u
+
+/* Turns without work between two looks at the clock and at what is seldom. */
+#define SELDOM 64u
+
+/* QPs whose record is read in a turn: few while there is something to do, as each may be a cache miss; more and more
+ * the longer there is nothing. */
+#define SCAN_BUSY 2u
+#define SCAN_MAX 256u
+
+/* Sleeps while something has to be looked at that rings no doorbell. */
+#define NAP_FIRST_NS 50000u
+#define NAP_MAX_NS 1000000u
+
+static struct {
+	pthread_t thread;
+	bool running;	    /* under emu.lock's callers' own serialisation: start and stop don't overlap */
+	bool stop;	    /* atomic */
+	uint32_t waiting;   /* atomic: commands that want emu.lock */
+	uint32_t turns, idle_turns;
+	uint64_t now, idle_since;
+	uint64_t next_deadline, cq_timer;
+	bool single_cpu;
+	struct emu_list ready, stalled, overflowed;
+} e = {
+	.next_deadline = UINT64_MAX,
+	.cq_timer = UINT64_MAX,
+	.ready = { &e.ready, &e.ready },
+	.stalled = { &e.stalled, &e.stalled },
+	.overflowed = { &e.overflowed, &e.overflowed },
+};
+
+static __thread bool this_is_it;
+
+bool engine_is_this_thread(void)
+{
+	return this_is_it;
+}
+
+uint64_t engine_now(void)
+{
+	return this_is_it ? e.now : now_ns();
+}
+
+/* ---------------------------------------------------------------- the lock */
+
+void emu_lock(void)
+{
+	/* The device thread lets go within a turn, usually in well under a microsecond: not worth a sleep in the kernel. */
+	__atomic_add_fetch(&e.waiting, 1, __ATOMIC_SEQ_CST);
+	for (int i = 0; i < 200; i++) {
+		if (!pthread_mutex_trylock(&emu.lock))
+			goto locked;
+		cpu_relax();
+	}
+	pthread_mutex_lock(&emu.lock);
+locked:
+	__atomic_sub_fetch(&e.waiting, 1, __ATOMIC_SEQ_CST);
+}
+
+void emu_unlock(void)
+{
+	pthread_mutex_unlock(&emu.lock);
+}
+
+static bool commands_wait(void)
+{
+	return __atomic_load_n(&e.waiting, __ATOMIC_RELAXED) || __atomic_load_n(&e.stop, __ATOMIC_RELAXED);
+}
+
+/* Mutexes aren't fair: without this the thread would have it back before the waiter is awake. */
+static void let_commands_in(void)
+{
+	while (__atomic_load_n(&e.waiting, __ATOMIC_RELAXED) && !__atomic_load_n(&e.stop, __ATOMIC_RELAXED))
+		sched_yield();
+}
+
+/* ---------------------------------------------------------------- what there is to do */
+
+void engine_activate(struct emu_qp *qp)
+{
+	if (qp->active)
+		return;
+	qp->active = true;
+	list_add_tail(&e.ready, &qp->active_link);
+}
+
+void engine_forget_qp(struct emu_qp *qp)
+{
+	list_del(&qp->active_link);
+	qp->active = false;
+	scan_remove_qp(qp);
+}
+
+void engine_stall(struct emu_qp *qp)
+{
+	list_del(&nic(qp)->stall_link);
+	list_add_tail(&e.stalled, &nic(qp)->stall_link);
+	if (qp->deadline_ns < e.next_deadline)
+		e.next_deadline = qp->deadline_ns;
+}
+
+void engine_unstall(struct emu_qp *qp)
+{
+	list_del(&nic(qp)->stall_link);
+}
+
+void engine_timer(uint64_t at)
+{
+	if (at < e.cq_timer)
+		e.cq_timer = at;
+	emu_engine_wake();
+}
+
+void engine_channel_overflow(struct emu_channel *ch, bool over)
+{
+	list_del(&ch->link);
+	if (over)
+		list_add_tail(&e.overflowed, &ch->link);
+}
+
+static bool run_ready(void)
+{
+	bool worked = false;
+
+	for (uint32_t i = 0; i < QPS_A_TURN && !list_empty(&e.ready); i++) {
+		struct emu_qp *qp = container_of(e.ready.next, struct emu_qp, active_link);
+		enum nic_left left;
+
+		list_del(&qp->active_link);
+		left = sq_turn(qp, &worked);
+		if (left == LEFT_WORK) {
+			list_add_tail(&e.ready, &qp->active_link);
+			continue;
+		}
+		qp->active = false;
+		if (left == LEFT_NOTHING)
+			scan_make_hot(qp);
+	}
+	return worked;
+}
+
+static bool run_timers(void)
+{
+	struct emu_list *l, *next;
+	bool found = false;
+
+	if (e.now >= e.cq_timer) {
+		e.cq_timer = UINT64_MAX;
+		found |= scan_all();
+	}
+	if (e.now < e.next_deadline)
+		return found;
+	e.next_deadline = UINT64_MAX;
+	for (l = e.stalled.next; l != &e.stalled; l = next) {
+		struct emu_qp *qp = container_of(l, struct nic_qp, stall_link)->qp;
+
+		next = l->next;
+		if (qp->deadline_ns <= e.now) {
+			list_del(l);
+			engine_activate(qp);
+			found = true;
+		} else if (qp->deadline_ns < e.next_deadline) {
+			e.next_deadline = qp->deadline_ns;
+		}
+	}
+	return found;
+}
+
+static void flush_channels(void)
+{
+	struct emu_list *l, *next;
+
+	for (l = e.overflowed.next; l != &e.overflowed; l = next) {
+		struct emu_channel *ch = container_of(l, struct emu_channel, link);
+
+		next = l->next;
+		if (channel_flush(ch))
+			list_del(l);
+	}
+}
+
+static bool seldom(void)
+{
+	e.now = now_ns();
+	flush_channels();
+	return scan_errors() | run_timers();
+}
+
+/* True if there was anything to do. */
+static bool turn(void)
+{
+	bool worked = scan_hot();
+	uint32_t scan = SCAN_BUSY + e.idle_turns / 8;
+
+	/* The hot ones' doorbells need no reading, but others must get their turn too. */
+	if (!worked || ++e.turns % 4 == 0)
+		worked |= doorbell_poll();
+
+	if (!list_empty(&e.ready)) {
+		e.now = now_ns();
+		worked |= run_ready();
+	}
+	if (worked) {
+		/* Work may go on for ever, and timers run out meanwhile. */
+		if (e.now >= e.next_deadline || e.now >= e.cq_timer)
+			run_timers();
+		e.idle_turns = 0;
+	} else if (++e.idle_turns % SELDOM == 0) {
+		worked = seldom();
+	}
+	worked |= scan_some(scan < SCAN_MAX ? scan : SCAN_MAX);
+	return worked;
+}
+
+/* ---------------------------------------------------------------- idle */
+
+static uint64_t sleep_limit(bool doorbells_wake, uint32_t nth)
+{
+	uint64_t now = now_ns(), timer = e.next_deadline < e.cq_timer ? e.next_deadline : e.cq_timer;
+	uint64_t limit = UINT64_MAX;
+
+	if (!doorbells_wake || scan_errors_watched() || !list_empty(&e.overflowed)) {
+		limit = (uint64_t)NAP_FIRST_NS << (nth < 8 ? nth : 8);
+		limit = limit < NAP_MAX_NS ? limit : NAP_MAX_NS;
+	}
+	if (timer != UINT64_MAX)
+		limit = timer <= now ? 0 : timer - now < limit ? timer - now : limit;
+	return limit;
+}
+
+/* With the lock held, also at the end; it's free meanwhile. */
+static void idle(void)
+{
+	for (uint32_t nth = 0; !__atomic_load_n(&e.stop, __ATOMIC_RELAXED); nth++) {
+		bool doorbells_wake = idle_arm();
+		uint64_t limit;
+		bool woken;
+
+		/* What was written before the pages were armed. */
+		if (doorbell_poll() | scan_all() | seldom() | !list_empty(&e.ready))
+			break;
+		limit = sleep_limit(doorbells_wake, nth);
+		pthread_mutex_unlock(&emu.lock);
+		woken = limit ? idle_sleep(limit) : false;
+		let_commands_in();
+		pthread_mutex_lock(&emu.lock);
+		if (woken)
+			break;
+	}
+	idle_disarm();
+}
+
+static bool idle_long_enough(void)
+{
+	if (!e.idle_turns)
+		return false;
+	if (e.idle_turns == 1) {
+		e.idle_since = now_ns();
+		return !emu.spin_us || e.single_cpu;
+	}
+	if (e.idle_turns % SELDOM)
+		return false;
+	return e.now - e.idle_since >= emu.spin_us * 1000ull;
+}
+
+static void *engine_main(void *unused)
+{
+	(void)unused;
+	this_is_it = true;
+	pthread_setname_np(pthread_self(), "aiordma-emu");
+	/* The default of 50 us is coarser than the shortest RNR timers. */
+	prctl(PR_SET_TIMERSLACK, 1000ul, 0, 0, 0);
+	pthread_mutex_lock(&emu.lock);
+	e.now = now_ns();
+	while (!__atomic_load_n(&e.stop, __ATOMIC_RELAXED)) {
+		if (turn()) {
+			e.idle_turns = 0;
+		} else if (idle_long_enough()) {
+			idle();
+			e.idle_turns = 0;
+		} else {
+			cpu_relax();
+		}
+		if (commands_wait()) {
+			pthread_mutex_unlock(&emu.lock);
+			let_commands_in();
+			pthread_mutex_lock(&emu.lock);
+		}
+	}
+	pthread_mutex_unlock(&emu.lock);
+	return NULL;
+}
+
+/* ---------------------------------------------------------------- control's calls */
+
+int emu_engine_start(void)
+{
+	sigset_t all, old;
+	cpu_set_t cpus;
+	int err;
+
+	if (e.running)
+		return 0;
+	err = idle_init();
+	if (err)
+		return err;
+	/* Spinning on the only CPU keeps the application from running. */
+	e.single_cpu = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) == 1;
+	__atomic_store_n(&e.stop, false, __ATOMIC_SEQ_CST);
+	/* The application's signals are for its own threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	err = pthread_create(&e.thread, NULL, engine_main, NULL);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (err)
+		idle_fini(false);
+	else
+		e.running = true;
+	return err;
+}
+
+void emu_engine_stop(void)
+{
+	if (!e.running)
+		return;
+	__atomic_store_n(&e.stop, true, __ATOMIC_SEQ_CST);
+	idle_wake();
+	pthread_join(e.thread, NULL);
+	e.running = false;
+	idle_fini(false);
+}
+
+void emu_engine_wake(void)
+{
+	if (!this_is_it)
+		idle_wake();
+}
+
+/* The child has a copy of everything and owns none of it: whatever it did with a QP of the parent's would reach memory
+ * and pipes that they share. */
+void emu_engine_forked(void)
+{
+	e.running = false;
+	e.waiting = 0;
+	e.next_deadline = e.cq_timer = UINT64_MAX;
+	list_init(&e.ready);
+	list_init(&e.stalled);
+	list_init(&e.overflowed);
+	scan_forget();
+	doorbell_forget();
+	idle_fini(true);
+}
