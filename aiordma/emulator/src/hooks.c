@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: MIT
+ * What becomes of the calls that libibverbs, libmlx5 and libnl make to the C library. Both ways in come here: the
+ * names of interpose.c when preloaded, the patched slots of attach.c otherwise.
+ *
+ * A hook must leave alone what isn't ours, errno included, and cost next to nothing then: preloaded, it sees every
+ * write() and close() of the program.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <linux/netlink.h>
+
+#include "control.h"
+
+struct emu_real emu_real;
+static void *(*real_dlopen)(const char *, int);
+static int (*real_openat)(int, const char *, int, ...);
+static int (*real_socket)(int, int, int);
+
+/* The next definition after ours; and when we aren't preloaded, and were loaded after the C library, simply the
+ * first one that there is. */
+static void *next_symbol(const char *name)
+{
+	void *symbol = dlsym(RTLD_NEXT, name);
+
+	return symbol ? symbol : dlsym(RTLD_DEFAULT, name);
+}
+
+#define REAL(member, name) (member) = (__typeof__(member))next_symbol(name)
+
+/* A constructor is too late for a program whose other libraries have constructors that open files. */
+void emu_real_init(void)
+{
+	if (__atomic_load_n(&emu_real.munmap, __ATOMIC_ACQUIRE))
+		return;
+	REAL(emu_real.open, "open");
+	REAL(emu_real.close, "close");
+	REAL(emu_real.ioctl, "ioctl");
+	REAL(emu_real.read, "read");
+	REAL(emu_real.write, "write");
+	REAL(emu_real.mmap, "mmap");
+	REAL(real_openat, "openat");
+	REAL(real_socket, "socket");
+	REAL(real_dlopen, "dlopen");
+	__atomic_store_n(&emu_real.munmap, (__typeof__(emu_real.munmap))next_symbol("munmap"), __ATOMIC_RELEASE);
+}
+
+static void __attribute__((constructor)) init_early(void)
+{
+	emu_real_init();
+}
+
+/* ---------------------------------------------------------------- the device node by its name */
+
+#define NODE_PREFIX "/dev/infiniband/uverbs"
+
+static struct emu_device *node_of(const char *path)
+{
+	if (!path || strncmp(path, NODE_PREFIX, sizeof(NODE_PREFIX) - 1) || !emu_configured())
+		return NULL;
+	return emu_device_by_node(path);
+}
+
+static int open_node(struct emu_device *d, int flags)
+{
+	int fd = emu_foreign() ? -EIO : emu_node_open(d, flags);
+
+	if (fd >= 0)
+		return fd;
+	errno = -fd;
+	return -1;
+}
+
+int emu_hook_open(const char *path, int flags, mode_t mode)
+{
+	struct emu_device *d = node_of(path);
+
+	emu_real_init();
+	return d ? open_node(d, flags) : emu_real.open(path, flags, mode);
+}
+
+int emu_hook_openat(int dirfd, const char *path, int flags, mode_t mode)
+{
+	struct emu_device *d = node_of(path);
+
+	emu_real_init();
+	return d ? open_node(d, flags) : real_openat(dirfd, path, flags, mode);
+}
+
+static void fill_node_stat(const struct emu_device *d, struct stat *st)
+{
+	st->st_mode = S_IFCHR | 0666; /* as uverbs_devnode() in core/uverbs_main.c */
+	st->st_rdev = makedev(EMU_UVERBS_MAJOR, emu_node_rdev_minor(d));
+	st->st_size = 0;
+	st->st_blocks = 0;
+}
+
+bool emu_hook_stat_path(const char *path, struct stat *st)
+{
+	struct emu_device *d = node_of(path);
+
+	if (!d)
+		return false;
+	memset(st, 0, sizeof(*st));
+	st->st_nlink = 1;
+	st->st_blksize = EMU_PAGE;
+	fill_node_stat(d, st);
+	return true;
+}
+
+void emu_hook_fstat_fix(int fd, struct stat *st)
+{
+	struct emu_file *f;
+
+	if (!emu_fd_known(fd) || emu_foreign())
+		return;
+	emu_lock();
+	f = emu_fd_get(fd);
+	if (f && f->kind == EMU_FILE_NODE)
+		fill_node_stat(f->ctx->dev, st);
+	emu_unlock();
+}
+
+/* ---------------------------------------------------------------- commands */
+
+/* The context behind a descriptor, with the lock held; NULL and errno, or 0 in *error if it isn't a node at all. */
+static struct emu_ucontext *lock_context(int fd, int *error)
+{
+	struct emu_file *f;
+
+	*error = 0;
+	if (!emu_fd_known(fd))
+		return NULL;
+	if (emu_foreign()) {
+		*error = EIO;
+		return NULL;
+	}
+	emu_lock();
+	f = emu_fd_get(fd);
+	if (f && f->kind == EMU_FILE_NODE)
+		return f->ctx;
+	if (f && f->kind == EMU_FILE_DEAD)
+		*error = EIO;
+	emu_unlock();
+	return NULL;
+}
+
+int emu_hook_ioctl(int fd, unsigned long request, void *arg)
+{
+	struct emu_ucontext *ctx;
+	int error;
+
+	emu_real_init();
+	if (request != RDMA_VERBS_IOCTL)
+		return emu_real.ioctl(fd, request, arg);
+	if (!emu_fd_known(fd) && !emu_foreign())
+		emu_node_adopt(fd);
+	ctx = lock_context(fd, &error);
+	if (ctx) {
+		error = emu.legacy_write ? ENOTTY : emu_ioctl(ctx, arg);
+		emu_unlock();
+	} else if (!error) {
+		return emu_real.ioctl(fd, request, arg);
+	}
+	if (!error)
+		return 0;
+	errno = error;
+	return -1;
+}
+
+ssize_t emu_hook_write(int fd, const void *buf, size_t len)
+{
+	struct emu_ucontext *ctx;
+	ssize_t n;
+	int error;
+
+	emu_real_init();
+	if (!emu_fd_known(fd))
+		return emu_real.write(fd, buf, len);
+	ctx = lock_context(fd, &error);
+	if (ctx) {
+		n = emu_write(ctx, buf, len);
+		emu_unlock();
+		if (n >= 0)
+			return n;
+		error = (int)-n;
+	} else if (!error) {
+		return emu_real.write(fd, buf, len);
+	}
+	errno = error;
+	return -1;
+}
+
+/* ---------------------------------------------------------------- mappings */
+
+void *emu_hook_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset)
+{
+	struct emu_ucontext *ctx;
+	void *map;
+	int error;
+
+	emu_real_init();
+	if (fd < 0 || !emu_fd_known(fd))
+		return emu_real.mmap(addr, len, prot, flags, fd, offset);
+	ctx = lock_context(fd, &error);
+	if (ctx) {
+		map = emu_uar_mmap(ctx, addr, len, prot, offset);
+		error = errno;
+		emu_unlock();
+		if (map != MAP_FAILED)
+			return map;
+	} else if (!error) {
+		return emu_real.mmap(addr, len, prot, flags, fd, offset);
+	}
+	errno = error;
+	return MAP_FAILED;
+}
+
+int emu_hook_munmap(void *addr, size_t len)
+{
+	emu_real_init();
+	if (!emu_foreign())
+		emu_uar_unmap_range(addr, len);
+	return emu_real.munmap(addr, len);
+}
+
+/* ---------------------------------------------------------------- the rest */
+
+int emu_hook_close(int fd)
+{
+	emu_real_init();
+	if (!emu_fd_known(fd) || emu_foreign())
+		return emu_real.close(fd);
+	return emu_fd_close(fd);
+}
+
+/* libibverbs asks the kernel over netlink for its devices first, and reads sysfs only if it can't (libibverbs/init.c).
+ * On a machine with RDMA of its own the answer would be that machine's devices. */
+int emu_hook_socket(int domain, int type, int protocol)
+{
+	emu_real_init();
+	if (domain == AF_NETLINK && protocol == NETLINK_RDMA && emu_configured()) {
+		errno = EPROTONOSUPPORT;
+		return -1;
+	}
+	return real_socket(domain, type, protocol);
+}
+
+/* libibverbs loads its providers when it first lists devices: they need the hooks as well. */
+void *emu_hook_dlopen(const char *path, int flags)
+{
+	void *handle;
+
+	emu_real_init();
+	handle = real_dlopen(path, flags);
+	if (handle)
+		emu_attach_loaded();
+	return handle;
+}
