@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT
+ * User access regions: pages of doorbell registers that the library maps. New libraries allocate each as an object and
+ * get its mmap() offset; for older kernels they map by index, with a command in the offset (mlx5_ib_mmap() in
+ * mlx5/main.c).
+ */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "control.h"
+
+#define PAGE_SHIFT 12
+/* mlx5/main.c: offsets of objects start where no command of the older scheme is. */
+#define MMAP_OBJECT_FIRST ((uint64_t)9 << 16) /* MLX5_IB_MMAP_OFFSET_START */
+#define MMAP_CMD(pgoff) ((pgoff) >> 8 & 0xff)
+
+/* The least and the greatest address of a mapped page: munmap() asks here first, without the lock. */
+static uintptr_t lowest = UINTPTR_MAX, highest;
+
+static struct emu_uar *new_uar(struct emu_ucontext *ctx)
+{
+	struct emu_uar *u = emu_object_alloc(ctx, EMU_UAR, sizeof(*u));
+
+	if (!u)
+		return NULL;
+	u->page_id = ++ctx->dev->next_uar;
+	list_init(&u->link);
+	list_add_tail(&ctx->uars, &u->ctx_link);
+	return u;
+}
+
+struct emu_uar *emu_uar_find(struct emu_ucontext *ctx, uint32_t page_id)
+{
+	for (struct emu_list *l = ctx->uars.next; l != &ctx->uars; l = l->next) {
+		struct emu_uar *u = container_of(l, struct emu_uar, ctx_link);
+
+		if (u->page_id == page_id)
+			return u;
+	}
+	return NULL;
+}
+
+void emu_uar_retire(struct emu_uar *u)
+{
+	if (u->page)
+		emu_uar_unmapped(u);
+	u->page = NULL;
+	list_del(&u->ctx_link);
+}
+
+/* ---------------------------------------------------------------- mmap, munmap */
+
+/* Where the device's registers would be, ordinary memory. The library asks for it write-only; the device thread and the
+ * page protection that wakes it need to read as well. Private, so that a fork() child rings nobody. */
+static void *map_page(struct emu_uar *u, void *addr)
+{
+	void *page = emu_real.mmap(addr, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uintptr_t at = (uintptr_t)page;
+
+	if (page == MAP_FAILED)
+		return page;
+	if (u->page)
+		emu_uar_unmapped(u); /* mapped twice: the newer one is the one in use */
+	u->page = page;
+	__atomic_store_n(&lowest, MIN(lowest, at), __ATOMIC_RELAXED);
+	__atomic_store_n(&highest, MAX(highest, at), __ATOMIC_RELEASE);
+	emu_uar_mapped(u);
+	return page;
+}
+
+/* ctx->uars and the object's own offset. MAP_FAILED with errno. */
+void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off_t offset)
+{
+	uint64_t pgoff = (uint64_t)offset >> PAGE_SHIFT;
+	struct emu_uar *u = NULL;
+	void *page;
+
+	if (!ctx->established) {
+		errno = ENODEV;
+		return MAP_FAILED;
+	}
+	errno = EINVAL;
+	if (len != EMU_PAGE || (prot & PROT_EXEC))
+		return MAP_FAILED;
+	if (pgoff >= MMAP_OBJECT_FIRST) {
+		u = emu_uar_find(ctx, (uint32_t)(pgoff - MMAP_OBJECT_FIRST));
+		return u ? map_page(u, addr) : MAP_FAILED;
+	}
+	switch (MMAP_CMD(pgoff)) {
+	case MLX5_IB_MMAP_REGULAR_PAGE:
+	case MLX5_IB_MMAP_WC_PAGE:
+	case MLX5_IB_MMAP_NC_PAGE:
+	case MLX5_IB_MMAP_ALLOC_WC:
+		if (!ctx->static_uars)
+			return MAP_FAILED;
+		u = new_uar(ctx);
+		if (!u) {
+			errno = ENOMEM;
+			return MAP_FAILED;
+		}
+		page = map_page(u, addr);
+		if (page == MAP_FAILED)
+			emu_object_destroy(&u->o);
+		return page;
+	case MLX5_IB_MMAP_CORE_CLOCK:
+	case MLX5_IB_MMAP_CLOCK_INFO:
+		errno = EOPNOTSUPP; /* not advertised */
+		return MAP_FAILED;
+	default:
+		return MAP_FAILED;
+	}
+}
+
+static void unmap_in_context(struct emu_ucontext *ctx, uintptr_t from, uintptr_t to)
+{
+	struct emu_list *next;
+
+	for (struct emu_list *l = ctx->uars.next; l != &ctx->uars; l = next) {
+		struct emu_uar *u = container_of(l, struct emu_uar, ctx_link);
+		uintptr_t at = (uintptr_t)u->page;
+
+		next = l->next;
+		if (!at || at < from || at >= to)
+			continue;
+		emu_uar_unmapped(u);
+		u->page = NULL;
+		if (u->o.handle == UINT32_MAX) /* mapped by index: the mapping was all there was of it */
+			emu_object_destroy(&u->o);
+	}
+}
+
+void emu_uar_unmap_range(void *addr, size_t len)
+{
+	uintptr_t from = (uintptr_t)addr, to = from + len;
+
+	if (to <= __atomic_load_n(&lowest, __ATOMIC_RELAXED) || from > __atomic_load_n(&highest, __ATOMIC_ACQUIRE))
+		return;
+	emu_lock();
+	for (struct emu_list *l = emu.contexts.next; l != &emu.contexts; l = l->next)
+		unmap_in_context(container_of(l, struct emu_ucontext, link), from, to);
+	emu_unlock();
+}
+
+/* ---------------------------------------------------------------- commands */
+
+/* UVERBS_HANDLER(MLX5_IB_METHOD_UAR_OBJ_ALLOC) in mlx5/main.c */
+static int uar_alloc(struct emu_ioctl_call *call)
+{
+	uint64_t type = attr_in_value(call, MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE), offset;
+	uint32_t length = EMU_PAGE;
+	struct emu_uar *u;
+	int err;
+
+	if (type != MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF && type != MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC)
+		return EOPNOTSUPP;
+	u = new_uar(call->cmd.ctx);
+	if (!u)
+		return ENOMEM;
+	offset = (MMAP_OBJECT_FIRST + u->page_id) << PAGE_SHIFT;
+	err = emu_object_publish(&u->o);
+	if (!err)
+		err = attr_out(call, MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &offset, sizeof(offset));
+	if (!err)
+		err = attr_out(call, MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH, &length, sizeof(length));
+	if (!err)
+		err = attr_out(call, MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, &u->page_id, sizeof(u->page_id));
+	if (!err)
+		err = attr_out_id(call, MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, u->o.handle);
+	if (err)
+		emu_object_destroy(&u->o);
+	return err;
+}
+
+static int uar_destroy(struct emu_ioctl_call *call)
+{
+	emu_object_destroy(attr_object(call, MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE));
+	return 0;
+}
+
+static const struct emu_attr_spec alloc_attrs[] = {
+	ATTR_HANDLE(MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, ATTR_IDR_NEW, EMU_UAR, true),
+	ATTR_CONST_IN(MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE),
+	ATTR_OUT_TYPE(MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, uint64_t, true),
+	ATTR_OUT_TYPE(MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH, uint32_t, true),
+	ATTR_OUT_TYPE(MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, uint32_t, true),
+};
+static const struct emu_attr_spec destroy_attrs[] = {
+	ATTR_HANDLE(MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE, ATTR_IDR_DESTROY, EMU_UAR, true),
+};
+
+static const struct emu_ioctl_method ioctl_methods[] = {
+	IOCTL_METHOD(MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_ALLOC, alloc_attrs, uar_alloc),
+	IOCTL_METHOD(MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_DESTROY, destroy_attrs, uar_destroy),
+};
+
+const struct emu_methods emu_uar_methods = { NULL, 0, ioctl_methods, ARRAY_LEN(ioctl_methods) };
