@@ -19,6 +19,7 @@
 #define WARM_TURNS 4096u
 
 struct emu_list nic_uars = { &nic_uars, &nic_uars };
+uint32_t doorbells_seen;
 
 static uint64_t read_register(const struct emu_uar *uar, uint32_t offset)
 {
@@ -60,12 +61,14 @@ static bool poll_page(struct nic_uar *u)
 			continue;
 		u->qp_seen[i] = value;
 		u->warm = WARM_TURNS;
+		doorbells_seen++;
 		found |= ring_qp(dev, value);
 	}
 	value = read_register(u->uar, MLX5_CQ_DOORBELL);
 	if (unlikely(value != u->cq_seen)) {
 		u->cq_seen = value;
 		u->warm = WARM_TURNS;
+		doorbells_seen++;
 		found |= ring_cq(dev, value);
 	}
 	return found;

@@ -22,9 +22,13 @@
 #define SCAN_BUSY 2u
 #define SCAN_MAX 256u
 
+/* How long a thread whose doorbell woke us may take to come to its store, before the page is protected again. */
+#define WRITER_NS 5000000u
+
 /* Sleeps while something has to be looked at that rings no doorbell. */
 #define NAP_FIRST_NS 50000u
 #define NAP_MAX_NS 1000000u
+#define NAPS_UNTIL_LONGER 64u
 
 static struct {
 	pthread_t thread;
@@ -35,6 +39,8 @@ static struct {
 	uint64_t now, idle_since;
 	uint64_t next_deadline, cq_timer;
 	bool single_cpu;
+	bool writer_expected; /* its doorbell's first store is still to come: it was stopped, and has been let go */
+	uint32_t doorbells;
 	struct emu_list ready, stalled, overflowed;
 } e = {
 	.next_deadline = UINT64_MAX,
@@ -235,6 +241,7 @@ static uint64_t sleep_limit(bool doorbells_wake, uint32_t nth)
 	uint64_t limit = UINT64_MAX;
 
 	if (!doorbells_wake || scan_errors_watched() || !list_empty(&e.overflowed)) {
+		nth /= NAPS_UNTIL_LONGER;
 		limit = (uint64_t)NAP_FIRST_NS << (nth < 8 ? nth : 8);
 		limit = limit < NAP_MAX_NS ? limit : NAP_MAX_NS;
 	}
@@ -259,8 +266,15 @@ static void idle(void)
 		woken = limit ? idle_sleep(limit) : false;
 		let_commands_in();
 		pthread_mutex_lock(&emu.lock);
-		if (woken)
+		if (woken) {
+			/* Doorbell records are written before doorbells, so the work can be done while the thread that rang
+			 * still stands at its doorbell. */
+			e.now = now_ns();
+			if (scan_all())
+				run_ready();
+			idle_release_writers();
 			break;
+		}
 	}
 	idle_disarm();
 }
@@ -271,11 +285,23 @@ static bool idle_long_enough(void)
 		return false;
 	if (e.idle_turns == 1) {
 		e.idle_since = now_ns();
-		return !emu.spin_us || e.single_cpu;
+		return (!emu.spin_us || e.single_cpu) && !e.writer_expected;
 	}
 	if (e.idle_turns % SELDOM)
 		return false;
-	return e.now - e.idle_since >= emu.spin_us * 1000ull;
+	return e.now - e.idle_since >= (e.writer_expected ? WRITER_NS : emu.spin_us * 1000ull);
+}
+
+/* Between turns without work. A thread that is stopped at a doorbell may need our CPU to get on: protecting the page again
+ * before it did would stop it again, and so on. */
+static void pause_a_little(void)
+{
+	if (e.writer_expected && doorbells_seen != e.doorbells)
+		e.writer_expected = false;
+	if (e.writer_expected)
+		sched_yield();
+	else
+		cpu_relax();
 }
 
 static void *engine_main(void *unused)
@@ -291,10 +317,12 @@ static void *engine_main(void *unused)
 		if (turn()) {
 			e.idle_turns = 0;
 		} else if (idle_long_enough()) {
+			e.doorbells = doorbells_seen;
 			idle();
+			e.writer_expected = idle_released_writer();
 			e.idle_turns = 0;
 		} else {
-			cpu_relax();
+			pause_a_little();
 		}
 		if (commands_wait()) {
 			pthread_mutex_unlock(&emu.lock);

@@ -10,7 +10,10 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
@@ -24,6 +27,8 @@
 
 static int uffd = -1, wake_fd = -1;
 static bool asleep, kicked; /* atomic */
+static bool released;
+static cpu_set_t allowed;
 
 /* ---------------------------------------------------------------- userfaultfd */
 
@@ -52,7 +57,7 @@ static int open_watcher(void)
 	if (fd < 0)
 		return -1;
 	emu_real.close(fd);
-	have &= UFFD_FEATURE_PAGEFAULT_FLAG_WP
+	have &= UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID
 #ifdef UFFD_FEATURE_WP_HUGETLBFS_SHMEM
 		| UFFD_FEATURE_WP_HUGETLBFS_SHMEM
 #endif
@@ -135,19 +140,64 @@ void idle_page_removed(struct nic_uar *u)
 	u->armed = u->registered = false;
 }
 
-/* Whoever stored to a protected page waits: let it go on at once, before anything else. */
-static void release_writers(void)
+/* The CPU a thread of ours runs on, or ran on last; -1: unknown. proc(5), the 39th field of /proc/pid/stat. */
+static int cpu_of(uint32_t tid)
+{
+	char path[48], text[1024], *field;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%u/stat", tid);
+	fd = emu_real.open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	n = emu_real.read(fd, text, sizeof(text) - 1);
+	emu_real.close(fd);
+	text[n > 0 ? n : 0] = 0;
+	field = strrchr(text, ')'); /* the end of the 2nd */
+	for (int i = 2; field && i < 39; i++)
+		field = strchr(field + 1, ' ');
+	return field ? atoi(field) : -1;
+}
+
+/* A doorbell's thread is about to poll for its completion, and on few CPUs the scheduler is likely to have put us on the
+ * very CPU it does that on, and to leave us there: Linux doesn't search for an idle one when the CPUs that share a cache
+ * are busy (SIS_UTIL in kernel/sched/fair.c). It would be milliseconds before either made progress. So step aside, if
+ * there is another CPU. */
+static void leave_cpu_of(uint32_t tid)
+{
+	int cpu = sched_getcpu();
+	cpu_set_t others = allowed;
+
+	if (!tid || cpu < 0 || cpu >= CPU_SETSIZE || cpu_of(tid) != cpu)
+		return;
+	CPU_CLR(cpu, &others);
+	if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
+		sched_setaffinity(0, sizeof(allowed), &allowed);
+}
+
+void idle_release_writers(void)
 {
 	struct uffd_msg m;
 
-	while (emu_real.read(uffd, &m, sizeof(m)) == (ssize_t)sizeof(m)) {
+	while (uffd >= 0 && emu_real.read(uffd, &m, sizeof(m)) == (ssize_t)sizeof(m)) {
 		struct uffdio_range range = { .len = EMU_PAGE };
 
 		if (m.event != UFFD_EVENT_PAGEFAULT)
 			continue;
+		leave_cpu_of(m.arg.pagefault.feat.ptid);
 		range.start = m.arg.pagefault.address & ~(uint64_t)(EMU_PAGE - 1);
 		protect(range, false);
+		released = true;
 	}
+}
+
+bool idle_released_writer(void)
+{
+	bool was = released;
+
+	released = false;
+	return was;
 }
 
 /* ---------------------------------------------------------------- sleeping */
@@ -165,8 +215,6 @@ bool idle_sleep(uint64_t ns)
 		__atomic_store_n(&kicked, false, __ATOMIC_SEQ_CST);
 	}
 	__atomic_store_n(&asleep, false, __ATOMIC_SEQ_CST);
-	if (uffd >= 0)
-		release_writers();
 	while (emu_real.read(wake_fd, &count, sizeof(count)) > 0)
 		;
 	return n > 0;
@@ -187,6 +235,8 @@ int idle_init(void)
 	if (wake_fd < 0)
 		return errno;
 	uffd = emu.use_uffd ? open_watcher() : -1;
+	if (sched_getaffinity(0, sizeof(allowed), &allowed))
+		CPU_ZERO(&allowed);
 	emu_log(EMU_DEBUG, "idle device %s", uffd >= 0 ? "sleeps on userfaultfd" : "naps");
 	return 0;
 }

@@ -284,6 +284,7 @@ void scan_forget(void);
 
 /* doorbell.c: what applications wrote to UAR pages since the last time */
 bool doorbell_poll(void);
+extern uint32_t doorbells_seen;
 void doorbell_forget(void);
 
 struct nic_uar {
@@ -309,6 +310,8 @@ bool idle_arm(void);	/* lock held: any store to a UAR page wakes from now on. Fa
 void idle_disarm(void); /* lock held */
 /* Without the lock. Sleeps until woken (true) or for `ns`. */
 bool idle_sleep(uint64_t ns);
+void idle_release_writers(void); /* those whose doorbell was the reason */
+bool idle_released_writer(void); /* since this was last asked: a doorbell is on its way */
 
 /* Has it work that its state lets it do? A QP that waits for a timer has not. */
 static inline bool engine_runnable(const struct emu_qp *qp)
