@@ -1,0 +1,170 @@
+"""Verbs that can take milliseconds, off the loop: started at once, awaited whenever.
+
+A control operation is a coroutine that awaits only :func:`until` and :func:`in_thread`. :class:`Pending` drives it from
+callbacks rather than as a task: it runs on whether or not anybody awaits it, can't be cancelled half way, and needs
+nothing of the event loop but ``call_soon_threadsafe``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from aiordma._backends import Backend
+from aiordma._waitable import Hooks, Signal, Waitable
+
+__all__ = ["Control", "Pending", "in_thread", "until"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_lock = threading.Lock()
+_executor: ThreadPoolExecutor | None = None
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _executor
+    with _lock:
+        if _executor is None:
+            # Few: the kernel serialises most control verbs of one context anyway.
+            _executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="aiordma-verbs")
+        return _executor
+
+
+def _forget_threads() -> None:
+    global _executor, _lock
+    _executor = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
+class Control:
+    """What control operations of one device need: its backend and hooks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.hooks = Hooks(backend)
+
+
+@types.coroutine
+def until(waitable: Waitable) -> Generator[Waitable, None, Any]:
+    """Inside a control operation: waits for ``waitable`` and gives its result."""
+    if not waitable.done:
+        yield waitable
+    return waitable.result()
+
+
+async def in_thread(control: Control, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Inside a control operation: runs ``fn`` in a worker thread."""
+    signal = Signal(control.hooks)
+
+    def run() -> None:
+        try:
+            value = fn(*args, **kwargs)
+        except BaseException as e:
+            _deliver(control, signal.fail, e)
+        else:
+            _deliver(control, signal.finish, value)
+
+    _threads().submit(run)
+    result: T = await until(signal)
+    return result
+
+
+def _deliver(control: Control, call: Callable[[Any], None], argument: Any) -> None:
+    try:
+        control.backend.call_soon_threadsafe(lambda: call(argument))
+    except RuntimeError:
+        # The loop is closed, so nobody is there to be told; the device's own teardown finds what fn() made.
+        pass
+
+
+async def delay(control: Control, seconds: float) -> Signal:
+    """A signal that finishes after ``seconds``; returned at once."""
+    signal = Signal(control.hooks)
+    timer = threading.Timer(seconds, lambda: _deliver(control, signal.finish, None))
+    timer.daemon = True
+    timer.start()
+    signal_done: Callable[[], None] = timer.cancel
+    signal.on_finish(signal_done)
+    return signal
+
+
+class Closable(Protocol):
+    def close(self) -> Any: ...
+
+
+class Pending(Generic[T]):
+    """A control operation under way: it was started by the call and runs to its end, awaited or not.
+
+    ``await`` it for the result, from any number of tasks. Where the result is something that closes (a Device,
+    MemoryRegion, QueuePair), it also works as ``async with``. When the only await is cancelled before the result is
+    there, the result is closed as soon as it is.
+    """
+
+    def __init__(self, control: Control, operation: Coroutine[Any, Any, T], *, dispose: bool = False) -> None:
+        self._control = control
+        self._operation = operation
+        self._dispose = dispose
+        self._abandoned = False
+        self._delivered = False
+        self._waiting = 0
+        self._signal = Signal(control.hooks)
+        self._entered: T | None = None
+        self._step()
+
+    def _step(self) -> None:
+        try:
+            waitable = self._operation.send(None)
+        except StopIteration as e:
+            if self._abandoned and self._dispose and not self._delivered:
+                e.value.close()
+            self._signal.finish(e.value)
+        except BaseException as e:
+            self._signal.fail(e)
+        else:
+            waitable.on_finish(self._step)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end."""
+        return self._signal.done
+
+    def on_done(self, fn: Callable[[], object]) -> None:
+        """Calls ``fn`` on the loop's thread when it has come to its end."""
+        self._signal.on_finish(fn)
+
+    def result(self) -> T:
+        """The result, once it is done."""
+        value: T = self._signal.result()
+        return value
+
+    async def _wait(self) -> T:
+        self._waiting += 1
+        try:
+            value: T = await self._signal
+        except BaseException:
+            self._waiting -= 1
+            if not self._signal.done and not self._waiting:
+                self._abandoned = True
+            raise
+        self._delivered = True
+        return value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._wait().__await__()
+
+    async def __aenter__(self) -> T:
+        self._entered = await self
+        return self._entered
+
+    async def __aexit__(self, *_: object) -> None:
+        entered: Any = self._entered
+        closing: Pending[None] = entered.close()
+        await self._control.backend.shielded(closing)

@@ -1,0 +1,34 @@
+# Building and posting work requests.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from aiordma cimport _ibv as v
+from aiordma._dataplane cimport Completion, WorkQueue
+from aiordma._memory cimport RemoteBuffer
+
+
+cdef class Receiver:
+    """What receives are posted to: a QP's receive queue, or an SRQ."""
+    cdef WorkQueue _recv
+    cdef object domain
+    cdef uint32_t _max_recv_sge
+    cpdef Completion _post_receive(self, object local)
+
+
+cdef class QueuePairBase(Receiver):
+    cdef v.ibv_qp *qp
+    cdef WorkQueue _send
+    cdef uint32_t _max_send_sge
+    cdef uint32_t _max_inline_data
+    cdef uint64_t _max_message
+    cdef bint always_signal
+    cdef int _check_send(self) except -1
+    cdef int _gather_source(self, v.ibv_send_wr *wr, v.ibv_sge *sges, Completion c, object local, int need,
+                            object inline, void *pinned) except -1
+    cdef int _build(self, v.ibv_send_wr *wr, v.ibv_sge *sges, Completion c, int opcode, object local,
+                    RemoteBuffer remote, object imm, object inline, unsigned int flags, void *pinned) except -1
+    cdef int _build_atomic(self, v.ibv_send_wr *wr, v.ibv_sge *sges, Completion c, int opcode, object local,
+                           RemoteBuffer remote, object compare_add, object swap, unsigned int flags) except -1
+    cdef Completion _new(self, int request, unsigned int flags)
+    cdef Completion _post(self, int opcode, object local, RemoteBuffer remote, object imm, object inline,
+                          unsigned int flags)

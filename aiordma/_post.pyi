@@ -1,0 +1,89 @@
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, TypeAlias, final
+
+from typing_extensions import Buffer
+
+from aiordma._dataplane import Completion, WorkQueue
+from aiordma._memory import MemorySlice, RemoteBuffer
+
+Target: TypeAlias = MemorySlice | Sequence[MemorySlice] | None
+Source: TypeAlias = MemorySlice | Buffer | Sequence[MemorySlice | Buffer] | None
+
+class Receiver:
+    def _attach_queue(self, queue: WorkQueue, domain: object, max_sge: int) -> None: ...
+    def _post_receive(self, local: Target) -> Completion: ...
+
+class QueuePairBase(Receiver):
+    def _setup(
+        self,
+        qp: int,
+        send: WorkQueue,
+        recv: WorkQueue | None,
+        domain: object,
+        max_send_sge: int,
+        max_recv_sge: int,
+        max_inline_data: int,
+        max_message: int,
+        always_signal: bool,
+    ) -> None: ...
+    def _detach(self) -> None: ...
+    def send(
+        self,
+        local: Source,
+        *,
+        imm: int | None = None,
+        invalidate_rkey: int | None = None,
+        signaled: bool = True,
+        fence: bool = False,
+        solicited: bool = False,
+        inline: bool | None = None,
+    ) -> Completion: ...
+    def recv(self, local: Target) -> Completion: ...
+    def rdma_write(
+        self,
+        local: Source,
+        remote: RemoteBuffer,
+        *,
+        imm: int | None = None,
+        signaled: bool = True,
+        fence: bool = False,
+        solicited: bool = False,
+        inline: bool | None = None,
+    ) -> Completion: ...
+    def rdma_read(
+        self, local: Target, remote: RemoteBuffer, *, signaled: bool = True, fence: bool = False
+    ) -> Completion: ...
+    def atomic_fetch_add(
+        self, local: MemorySlice, remote: RemoteBuffer, add: int, *, signaled: bool = True, fence: bool = False
+    ) -> Completion: ...
+    def atomic_cmp_swp(
+        self,
+        local: MemorySlice,
+        remote: RemoteBuffer,
+        compare: int,
+        swap: int,
+        *,
+        signaled: bool = True,
+        fence: bool = False,
+    ) -> Completion: ...
+    def local_inv(self, rkey: int, *, signaled: bool = True, fence: bool = False) -> Completion: ...
+    def batch(self) -> Batch: ...
+    def rdma_write_many(self, pairs: Iterable[tuple[Target, RemoteBuffer]]) -> Completion: ...
+    def rdma_read_many(self, pairs: Iterable[tuple[Target, RemoteBuffer]]) -> Completion: ...
+
+@final
+class Batch:
+    def __len__(self) -> int: ...
+    def send(self, local: Target, *, imm: int | None = None, fence: bool = False, solicited: bool = False) -> None: ...
+    def rdma_write(
+        self,
+        local: Target,
+        remote: RemoteBuffer,
+        *,
+        imm: int | None = None,
+        fence: bool = False,
+        solicited: bool = False,
+    ) -> None: ...
+    def rdma_read(self, local: Target, remote: RemoteBuffer, *, fence: bool = False) -> None: ...
+    def post(self) -> Completion: ...
+    def __await__(self) -> Generator[Any, None, Completion]: ...

@@ -1,0 +1,88 @@
+"""pyverbs, imported when it's first needed, with its side effects undone and its absence explained."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from aiordma.errors import ProviderError, VerbsError
+
+__all__ = ["module", "translate", "version"]
+
+_lock = threading.Lock()
+_loaded = False
+
+
+def module(name: str) -> Any:
+    """The module ``pyverbs.<name>``; :class:`ProviderError` says why there is none and what to do."""
+    global _loaded
+    with _lock:
+        if not _loaded:
+            _first_import()
+            _loaded = True
+    return importlib.import_module(f"pyverbs.{name}")
+
+
+def _first_import() -> None:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        importlib.import_module("pyverbs.device")
+    except ImportError as e:
+        raise ProviderError(_explain(e)) from e
+    finally:
+        # pyverbs.base calls logging.basicConfig(level=INFO) when it's imported: a library must leave that to the
+        # application.
+        for handler in list(root.handlers):
+            if handler not in handlers:
+                root.removeHandler(handler)
+        root.setLevel(level)
+
+
+def _explain(e: ImportError) -> str:
+    text = str(e)
+    if isinstance(e, ModuleNotFoundError) and (e.name or "").partition(".")[0] == "pyverbs":
+        return (
+            "pyverbs isn't there for this Python. It comes from the distribution (apt install python3-pyverbs), for the "
+            "distribution's own Python; a virtual environment needs --system-site-packages to see it"
+        )
+    if "libibverbs.so" in text:
+        return f"libibverbs isn't installed ({text}): apt install libibverbs1 ibverbs-providers"
+    if "IBVERBS_PRIVATE" in text or "version" in text:
+        return (
+            f"pyverbs and libibverbs are of different versions ({text}): pyverbs loads only against the libibverbs that "
+            "it was built with; install both from the distribution, and see that no other libibverbs comes first on "
+            "LD_LIBRARY_PATH"
+        )
+    return f"pyverbs can't be loaded: {text}"
+
+
+def version() -> str:
+    """rdma-core's version as far as it can be told, for error messages."""
+    try:
+        found = ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        return "unknown"
+    for number in range(20, 100):
+        # libibverbs exports a symbol version of its own release for its providers and pyverbs.
+        if hasattr(found, f"IBVERBS_PRIVATE_{number}"):
+            return str(number)
+    for path in Path("/usr/share/doc/python3-pyverbs").glob("changelog*"):
+        return f"of {path.parent}"
+    return "of unknown version"
+
+
+def translate(e: BaseException, verb: str, detail: str = "") -> BaseException:
+    """pyverbs' exception as a :class:`VerbsError` with the verb's name, if it carries an errno."""
+    code = getattr(e, "error_code", None)
+    if isinstance(code, int):
+        if code > 0:
+            return VerbsError(verb, code, detail)
+        # Raised without a code: the message is all there is.
+        return VerbsError(verb, errno.EIO, detail or str(e))
+    return e

@@ -1,0 +1,594 @@
+"""Devices: finding them, opening one, and what an open one owns."""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from aiordma import _backends, _control, _pyverbs, memory, qp, srq
+from aiordma._offload import Control, Pending, in_thread, until
+from aiordma._waitable import Signal, after_fork_in_child
+from aiordma.access import Access
+from aiordma.completion import CompletionEngine, device_fatal
+from aiordma.errors import (
+    ClosedError,
+    CompletionQueueError,
+    DeviceNotFoundError,
+    UsageError,
+)
+from aiordma.events import AsyncEvent, Events, EventType
+from aiordma.gid import Gid, GidType, choose
+
+__all__ = ["Device", "DeviceInfo", "list_devices", "open_device"]
+
+_log = logging.getLogger("aiordma")
+
+_PORT_ACTIVE = 4  # enum ibv_port_state
+_MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
+_LINK_ETHERNET = 2
+EMULATED = "emulated"
+DEVICE_VARIABLE = "AIORDMA_DEVICE"
+DEFAULT_SPIN_US = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One RDMA device: its verbs ``name``, node GUID as text, ``vendor_part_id``-free sysfs facts, and its nature."""
+
+    name: str
+    guid: str
+    is_emulated: bool
+
+
+class _Child(Protocol):
+    """What a Device owns."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def close(self) -> Pending[None]: ...
+
+    def close_now(self) -> None: ...
+
+
+def _kernel_devices() -> list[str]:
+    """Names of the kernel's verbs devices. libibverbs isn't asked: it would remember the answer."""
+    names = []
+    for entry in sorted(Path("/sys/class/infiniband_verbs").glob("uverbs*")):
+        try:
+            names.append((entry / "ibdev").read_text().strip())
+        except OSError:  # unplugged between the two system calls
+            continue
+    return names
+
+
+def _emulator() -> Any:
+    from aiordma import emulator
+
+    return emulator
+
+
+def _preloaded() -> bool:
+    return "aiordma_emulator" in os.environ.get("LD_PRELOAD", "")
+
+
+def _is_emulated() -> bool:
+    return _preloaded() or bool(_emulator().is_attached())
+
+
+def list_devices() -> list[DeviceInfo]:
+    """The devices that :func:`open_device` can open by name.
+
+    Those of the kernel; once the emulated NIC is attached (or the program runs under ``aiordma emulate``), the emulated
+    ones instead. Empty where there are none: the emulated NIC isn't attached by asking. Takes a millisecond or so.
+    """
+    if not _is_emulated() and not _kernel_devices():
+        return []
+    emulated = _is_emulated()
+    found = _pyverbs.module("device").get_device_list()
+    return [
+        DeviceInfo(
+            device.name.decode(),
+            f"{int(device.guid):016x}" if not isinstance(device.guid, str) else device.guid,
+            emulated,
+        )
+        for device in found or []
+    ]
+
+
+def _choose_device(name: str | None) -> str:
+    """The name of the device to open, the emulated NIC attached where that's what it is. In a worker thread."""
+    wanted = name if name is not None else os.environ.get(DEVICE_VARIABLE) or None
+    if wanted is not None and wanted.partition(":")[0] == EMULATED:
+        if not _is_emulated():
+            _emulator().attach()
+        wanted = wanted.partition(":")[2] or None
+    elif wanted is None and not _is_emulated() and not _kernel_devices():
+        _log.warning(
+            "no RDMA device on this machine: running on aiordma's emulated NIC (name a device, or set %s, to choose)",
+            DEVICE_VARIABLE,
+        )
+        _emulator().attach()
+    names = [info.name for info in list_devices()]
+    if wanted is None:
+        if not names:
+            raise DeviceNotFoundError(
+                "no RDMA device: libibverbs lists none (is the provider installed and permitted?)"
+            )
+        return names[0]
+    if wanted not in names:
+        there = ", ".join(names) if names else "none"
+        hint = "" if _is_emulated() else f' For the emulated NIC ask for "{EMULATED}".'
+        raise DeviceNotFoundError(f"no RDMA device {wanted!r}; there are: {there}.{hint}")
+    return wanted
+
+
+class Device:
+    """An open device on one event loop: context, protection domain, completion engine, and everything made from them.
+
+    Made by :func:`open_device`. It belongs to the thread and loop that opened it. ``close()`` closes what it owns, in
+    dependency order: QPs (flushing what is in flight), SRQs, memory regions, CQs, PD, context. Use it as ``async
+    with``, or close it; a forgotten one warns (ResourceWarning) and is closed at interpreter exit.
+    """
+
+    def __init__(self, control: Control, name: str, facts: Mapping[str, Any]) -> None:
+        self.control = control
+        self._name = name
+        self._facts = facts
+        self._context = facts["context"]
+        self._pd = facts["pd"]
+        self.context_address: int = facts["context_address"]
+        self.pd_address: int = facts["pd_address"]
+        self._children: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._events: weakref.WeakSet[Events] = weakref.WeakSet()
+        self._closing: Pending[None] | None = None
+        self._closed = False
+        self._lost = False
+        self._pid = os.getpid()
+        self._async_fd = _control.async_fd(self.context_address)
+        os.set_blocking(self._async_fd, False)
+        self.engine = CompletionEngine(control, self._context, self.context_address, facts["max_cqe"], facts["spin_us"])
+        self._watch = control.backend.watch(self._async_fd, self._on_async_event)
+        _open_devices.add(self)
+
+    # ---------------------------------------------------------------- what it is
+
+    @property
+    def name(self) -> str:
+        """The verbs name, for example ``"mlx5_0"``."""
+        return self._name
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether this is aiordma's emulated NIC rather than the kernel's device."""
+        emulated: bool = self._facts["emulated"]
+        return emulated
+
+    @property
+    def context(self) -> Any:
+        """The pyverbs Context."""
+        return self._context
+
+    @property
+    def pd(self) -> Any:
+        """The pyverbs PD."""
+        return self._pd
+
+    @property
+    def attributes(self) -> Any:
+        """The pyverbs DeviceAttr (ibv_query_device(3)), as of opening."""
+        return self._facts["attributes"]
+
+    @property
+    def port(self) -> int:
+        """The port number in use."""
+        port: int = self._facts["port"]
+        return port
+
+    @property
+    def lid(self) -> int:
+        """The port's LID; 0 on Ethernet."""
+        lid: int = self._facts["lid"]
+        return lid
+
+    @property
+    def gids(self) -> list[Gid]:
+        """The port's GID table, without empty entries, as of opening."""
+        gids: list[Gid] = self._facts["gids"]
+        return gids
+
+    @property
+    def gid(self) -> Gid | None:
+        """The GID in use; None on an InfiniBand port that has none."""
+        gid: Gid | None = self._facts["gid"]
+        return gid
+
+    @property
+    def active_mtu(self) -> int:
+        """The port's active MTU in bytes."""
+        mtu: int = self._facts["active_mtu"]
+        return mtu
+
+    @property
+    def max_message(self) -> int:
+        """The longest message of the port in bytes."""
+        size: int = self._facts["max_message"]
+        return size
+
+    @property
+    def max_qp_rd_atom(self) -> int:
+        """RDMA reads and atomics that a QP can serve at a time."""
+        return int(self.attributes.max_qp_rd_atom)
+
+    @property
+    def max_qp_init_rd_atom(self) -> int:
+        """RDMA reads and atomics that a QP can have in flight as initiator."""
+        return int(self.attributes.max_qp_init_rd_atom)
+
+    @property
+    def remote_access(self) -> Access:
+        """What peers may be allowed here: all, less atomics where the device has none."""
+        return Access.REMOTE if self.attributes.atomic_caps else Access.REMOTE & ~Access.REMOTE_ATOMIC
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device reported IBV_EVENT_DEVICE_FATAL."""
+        return self._lost
+
+    @property
+    def closed(self) -> bool:
+        """Whether it's closed, or closing."""
+        return self._closed or self._closing is not None
+
+    @property
+    def spin_us(self) -> float:
+        """Microseconds that an await polls before it parks; settable at any time, 0 turns it off."""
+        return self.engine.spin_us
+
+    @spin_us.setter
+    def spin_us(self, value: float) -> None:
+        self.engine.spin_us = value
+
+    def describe(self) -> str:
+        """One line for logs: name, nature, firmware, GID."""
+        nature = "aiordma's emulated NIC" if self.is_emulated else "kernel device"
+        return f"{self._name} ({nature}), firmware {self.attributes.fw_version}, port {self.port}, GID {self.gid}"
+
+    # ---------------------------------------------------------------- making things
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self!r} is closed")
+        self.control.hooks.verify()
+
+    def reg_mr(self, buffer: object, access: int = Access.ALL) -> Pending[memory.MemoryRegion]:
+        """Registers a buffer (ibv_reg_mr(3)), off the loop: ``mr = await device.reg_mr(buf)``, or ``async with``.
+
+        ``buffer``: bytearray, memoryview, mmap, numpy array, torch CPU tensor, or anything else with the buffer protocol;
+        C-contiguous, at least one byte. It stays exported (not resizable, not freed) while the region is open.
+        ``access``: :class:`Access`, by default everything; read-only buffers take ``Access.NONE`` or
+        ``Access.REMOTE_READ``.
+
+        Raises :class:`BufferAccessError`, :class:`AccessFlagsError` at once; awaiting raises :class:`VerbsError`, which for
+        ENOMEM names the limit of locked memory and how to raise it.
+        """
+        self._check_open()
+        return memory.register(self, buffer, access)
+
+    def wrap_mr(self, mr: Any, access: int) -> memory.MemoryRegion:
+        """A MemoryRegion around a pyverbs MR of this device's PD, which keeps being its owner's to close.
+
+        ``access``: the flags it was registered with; pyverbs doesn't tell them.
+        """
+        self._check_open()
+        return memory.wrap(self, mr, access)
+
+    def create_qp(
+        self, config: qp.QPConfig | None = None, *, srq: srq.SharedReceiveQueue | None = None, **options: Any
+    ) -> Pending[qp.QueuePair]:
+        """Makes a QP (ibv_create_qp(3)), off the loop: ``qp = await device.create_qp(max_send_wr=64)``, or ``async with``.
+
+        ``options`` are fields of :class:`QPConfig`; given with ``config`` they replace its. ``srq``: take receives from it.
+        """
+        self._check_open()
+        try:
+            config = replace(config if config is not None else qp.QPConfig(), **options)
+        except TypeError as e:
+            raise UsageError(f"create_qp: {e}; the options are the fields of aiordma.QPConfig") from e
+        return qp.create(self, config, srq)
+
+    def create_srq(self, max_wr: int = 128, max_sge: int = 4) -> Pending[srq.SharedReceiveQueue]:
+        """Makes an SRQ (ibv_create_srq(3)) of ``max_wr`` receives with ``max_sge`` buffers each, off the loop."""
+        self._check_open()
+        return srq.create(self, max_wr, max_sge)
+
+    # ---------------------------------------------------------------- events
+
+    def events(self, limit: int = 1024) -> Events:
+        """The device's asynchronous events from now on: ``async for event in device.events()``."""
+        self._check_open()
+        events = Events(self.control, limit)
+        self._events.add(events)
+        return events
+
+    def _on_async_event(self) -> None:
+        while not self._closed:
+            found = _control.next_async_event(self.context_address)
+            if found is None:
+                return
+            number, kind, element = found
+            self._handle_event(EventType(number) if number in set(EventType) else number, kind, element)
+
+    def _handle_event(self, event_type: EventType | int, kind: int, element: int) -> None:
+        owner = None
+        if kind in (2, 3):
+            for child in self._children:
+                if getattr(child, "address", None) == element and isinstance(
+                    child, qp.QueuePair if kind == 2 else srq.SharedReceiveQueue
+                ):
+                    owner = child
+        if event_type is EventType.CQ_ERR:
+            self.engine.on_cq_error(element, CompletionQueueError(f"{self._name} reported IBV_EVENT_CQ_ERR"))
+        elif event_type is EventType.SRQ_LIMIT_REACHED and isinstance(owner, srq.SharedReceiveQueue):
+            owner.on_limit()
+        elif event_type is EventType.DEVICE_FATAL:
+            self._lost = True
+            self.engine.fail(device_fatal(self._name))
+        _log.debug("%s: asynchronous event %r", self._name, event_type)
+        port = element if kind == 0 and event_type is not EventType.DEVICE_FATAL else None
+        event = AsyncEvent(event_type, port, owner)
+        for events in list(self._events):
+            events.put(event)
+
+    # ---------------------------------------------------------------- ownership
+
+    def adopt(self, child: _Child) -> None:
+        """A new MR, QP or SRQ: closed with the device."""
+        self._children.add(child)
+        if self.closed:
+            child.close()
+
+    def forget(self, child: _Child) -> None:
+        """One of them is closed."""
+        self._children.discard(child)
+
+    def dispose(self, child: qp.QueuePair | srq.SharedReceiveQueue) -> None:
+        """One of them was dropped without being closed: closes it, on the loop where it still runs."""
+        try:
+            self.control.hooks.verify()
+            child.close()
+        except Exception:
+            # Another thread's garbage collection, or a loop that is gone: the device's own closing is the net.
+            self._children.add(child)
+
+    def statistics(self) -> dict[str, Any]:
+        """Live objects by kind, and the completion engine's counters."""
+        kinds = {"memory_regions": 0, "queue_pairs": 0, "shared_receive_queues": 0}
+        for child in self._children:
+            if isinstance(child, memory.MemoryRegion):
+                kinds["memory_regions"] += 1
+            elif isinstance(child, qp.QueuePair):
+                kinds["queue_pairs"] += 1
+            else:
+                kinds["shared_receive_queues"] += 1
+        return {**kinds, "completion_queues": self.engine.statistics()}
+
+    def _by_kind(self) -> list[list[Any]]:
+        children = list(self._children)
+        kinds = (qp.QueuePair, srq.SharedReceiveQueue, memory.MemoryRegion)
+        return [[child for child in children if isinstance(child, kind)] for kind in kinds]
+
+    # ---------------------------------------------------------------- closing
+
+    def close(self) -> Pending[None]:
+        """Closes it and everything it owns; started by the call, awaited or not; a second call gives the same operation.
+
+        Tasks that wait for an operation get its result or its error first.
+        """
+        if self._closing is None:
+            self.control.hooks.verify()
+            self._closing = Pending(self.control, self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        errors: list[BaseException] = []
+        for group in self._by_kind():
+            for closing in [child.close() for child in group]:
+                ended = Signal(self.control.hooks)
+                closing.on_done(ended.finish)
+                await until(ended)
+                try:
+                    closing.result()
+                except Exception as e:
+                    errors.append(e)
+        left = self._detach()
+        try:
+            await in_thread(self.control, self._destroy, left)
+        except Exception as e:
+            errors.append(e)
+        if errors:
+            raise errors[0]
+
+    def _detach(self) -> list[tuple[Any, Any]]:
+        """On the loop's thread: nothing is watched or polled any more."""
+        self._closed = True
+        _open_devices.discard(self)
+        try:
+            self._watch.close()
+        except RuntimeError:  # the loop is closed, and its watches with it
+            pass
+        left = self.engine.detach()
+        for events in list(self._events):
+            events.close()
+        return left
+
+    def _destroy(self, cqs: list[tuple[Any, Any]]) -> None:
+        self.engine.destroy(cqs)
+        try:
+            self._pd.close()
+        except Exception as e:
+            raise _pyverbs.translate(e, "ibv_dealloc_pd") from e
+        try:
+            self._context.close()
+        except Exception as e:
+            raise _pyverbs.translate(e, "ibv_close_device") from e
+
+    def close_now(self) -> None:
+        """Closes everything in this thread, without a loop: for interpreter exit and for a device that was forgotten.
+
+        What is in flight ends with :class:`ClosedError`; nobody is left to see it.
+        """
+        if self._closed:
+            return
+        for group in self._by_kind():
+            for child in group:
+                if not child.closed:
+                    try:
+                        child.close_now()
+                    except Exception:
+                        _log.exception("closing %r", child)
+        left = self._detach()
+        self._destroy(left)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.control.backend.shielded(self.close())
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", None) != os.getpid() or self._closed or not hasattr(self, "_watch"):
+            return
+        if self._closing is None:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self.close_now()
+
+    def __repr__(self) -> str:
+        nature = "emulated " if self.is_emulated else ""
+        return f"<Device {nature}{self._name}{' closed' if self.closed else ''}>"
+
+
+def open_device(
+    name: str | None = None, *, port: int = 1, gid_index: int | None = None, spin_us: float = DEFAULT_SPIN_US
+) -> Pending[Device]:
+    """Opens a device, off the loop: ``device = await aiordma.open_device()``, or ``async with``.
+
+    ``name``: a verbs name (``"mlx5_0"``), ``"emulated"`` or ``"emulated:mlx5_1"`` for aiordma's emulated NIC. None: what
+    the environment variable AIORDMA_DEVICE names, else the first device of the machine, else, where the machine has
+    none, the emulated NIC, which is then said in a log warning. A name that isn't there is an error: nothing is
+    emulated in its place. ``port`` from 1. ``gid_index``: the entry of the GID table to use, else the best is chosen
+    (routable RoCE v2 first). ``spin_us``: see :attr:`Device.spin_us`.
+
+    Raises :class:`DeviceNotFoundError`, :class:`ProviderError`, :class:`GidError`, :class:`VerbsError`.
+    """
+    control = Control(_backends.current())
+    return Pending(control, _open(control, name, port, gid_index, spin_us), dispose=True)
+
+
+async def _open(control: Control, name: str | None, port: int, gid_index: int | None, spin_us: float) -> Device:
+    if not 0 <= spin_us <= 10_000:
+        raise UsageError(f"spin_us: 0 to 10000 microseconds, not {spin_us}")
+    chosen, facts = await in_thread(control, _open_verbs, name, port, gid_index)
+    return Device(control, chosen, {**facts, "spin_us": spin_us})
+
+
+def _open_verbs(name: str | None, port: int, gid_index: int | None) -> tuple[str, dict[str, Any]]:
+    chosen = _choose_device(name)
+    device_module = _pyverbs.module("device")
+    try:
+        context = device_module.Context(name=chosen)
+    except Exception as e:
+        raise _pyverbs.translate(e, "ibv_open_device", chosen) from e
+    try:
+        facts = _facts(context, chosen, port, gid_index)
+    except BaseException:
+        context.close()
+        raise
+    return chosen, facts
+
+
+def _facts(context: Any, name: str, port: int, gid_index: int | None) -> dict[str, Any]:
+    try:
+        attributes = context.query_device()
+        if not 1 <= port <= attributes.phys_port_cnt:
+            raise UsageError(f"port {port}: {name} has ports 1 to {attributes.phys_port_cnt}")
+        port_attributes = context.query_port(port)
+    except UsageError:
+        raise
+    except Exception as e:
+        raise _pyverbs.translate(e, "ibv_query_port", f"{name} port {port}") from e
+    gids = _query_gids(context, port, port_attributes.gid_tbl_len)
+    ethernet = port_attributes.link_layer == _LINK_ETHERNET
+    gid = choose(gids, gid_index) if ethernet or gids or gid_index is not None else None
+    if port_attributes.state != _PORT_ACTIVE:
+        _log.warning(
+            "%s port %d is not active (state %d): connections will time out", name, port, port_attributes.state
+        )
+    pd = _pyverbs.module("pd").PD(context)
+    context_address = _control.context_address(context)
+    return {
+        "context": context,
+        "pd": pd,
+        "context_address": context_address,
+        "pd_address": _control.pd_address(pd, context_address),
+        "attributes": attributes,
+        "port": port,
+        "lid": port_attributes.lid,
+        "gids": gids,
+        "gid": gid,
+        "active_mtu": _MTU_BYTES.get(port_attributes.active_mtu, 1024),
+        "max_message": port_attributes.max_msg_sz,
+        "max_cqe": attributes.max_cqe,
+        "emulated": _is_emulated(),
+    }
+
+
+def _query_gids(context: Any, port: int, entries: int) -> list[Gid]:
+    gids = []
+    for index in range(entries):
+        try:
+            entry = context.query_gid_ex(port, index)
+            gid = context.query_gid(port, index)
+        except Exception:
+            continue  # an empty entry: ibv_query_gid_ex(3) answers ENODATA
+        raw = ipaddress.IPv6Address(gid.gid).packed
+        if any(raw):
+            gids.append(Gid(index, raw, GidType(entry.gid_type)))
+    return gids
+
+
+# ---------------------------------------------------------------- exit and fork
+
+_open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+# What a fork child must never let go of: closing a verbs object there would close the parent's.
+_parents_objects: list[object] = []
+
+
+def _at_exit() -> None:
+    for device in list(_open_devices):
+        if device._pid == os.getpid() and not device._closed:
+            if device._closing is None:
+                warnings.warn(f"unclosed {device!r} at exit", ResourceWarning, stacklevel=1, source=device)
+            device.close_now()
+
+
+def _after_fork_in_child() -> None:
+    after_fork_in_child()
+    for device in list(_open_devices):
+        _parents_objects.extend([device, device._context, device._pd, *device._children])
+        _parents_objects.extend(child._pyverbs for child in device._children)
+        for queue in device.engine.completion_queues:
+            _parents_objects.extend([queue, queue.pyverbs, queue.pyverbs_channel])
+    _open_devices.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork_in_child)

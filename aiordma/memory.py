@@ -1,0 +1,212 @@
+"""Memory regions: Python buffers registered with a device."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from aiordma import _control, _pyverbs
+from aiordma._memory import BufferPin, MemorySlice, Region, RemoteBuffer
+from aiordma._offload import Pending, in_thread, until
+from aiordma._waitable import Signal
+from aiordma.access import Access, check_access
+from aiordma.errors import BufferAccessError, UnsupportedError, UsageError, VerbsError
+
+if TYPE_CHECKING:
+    from aiordma.device import Device
+
+__all__ = ["MemoryRegion", "MemorySlice", "RemoteBuffer"]
+
+
+def pin(buffer: object, access: Access) -> BufferPin:
+    """The buffer's memory, held; :class:`BufferAccessError` says what is wrong with it."""
+    source = buffer
+    if type(buffer).__module__.partition(".")[0] == "torch":
+        source = _torch_array(buffer)
+    writable = bool(access & Access.LOCAL_WRITE)
+    try:
+        held = BufferPin(source, writable)
+    except TypeError as e:
+        raise BufferAccessError(
+            f"{type(buffer).__name__} has no buffer to register: pass a bytearray, memoryview, mmap, numpy array, CPU "
+            "tensor or anything else with the buffer protocol"
+        ) from e
+    except (BufferError, ValueError) as e:
+        if writable and _is_readonly(source):
+            raise BufferAccessError(
+                f"{type(buffer).__name__} is read-only, but {access!r} lets the device write to it: pass "
+                "access=Access.NONE (a source of sends and writes) or Access.REMOTE_READ, or a writable buffer"
+            ) from e
+        raise BufferAccessError(
+            f"the {type(buffer).__name__} isn't C-contiguous, so it can't be one region: copy it "
+            "(numpy.ascontiguousarray), or register its base array and describe the layout"
+        ) from e
+    if held.nbytes == 0:
+        held.release()
+        raise UsageError(f"the {type(buffer).__name__} is empty: a memory region has at least one byte")
+    return held
+
+
+def _torch_array(tensor: Any) -> Any:
+    """A numpy view of a CPU tensor, which shares its memory and keeps it alive."""
+    if not hasattr(tensor, "numpy"):
+        return tensor
+    if tensor.device.type != "cpu":
+        raise BufferAccessError(f"the tensor is on {tensor.device}: only CPU tensors can be registered")
+    if not tensor.is_contiguous():
+        raise BufferAccessError("the tensor isn't contiguous: call .contiguous() first, which copies it")
+    # dtypes that numpy lacks (bfloat16) are memory all the same.
+    torch = sys.modules["torch"]
+    return tensor.detach().view(-1).view(torch.uint8).numpy() if tensor.numel() else tensor.detach().numpy()
+
+
+def _is_readonly(source: Any) -> bool:
+    try:
+        with memoryview(source) as view:
+            return view.readonly
+    except (BufferError, ValueError, TypeError):
+        return False
+
+
+def _memlock_hint(length: int) -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return f"registering {length} bytes"
+    return (
+        f"registering {length} bytes; the limit of locked memory (ulimit -l, RLIMIT_MEMLOCK) is {soft} bytes: raise it in "
+        "/etc/security/limits.conf (memlock unlimited), or in the service unit (LimitMEMLOCK=infinity), or for a "
+        "container (--ulimit memlock=-1)"
+    )
+
+
+class MemoryRegion(MemorySlice):
+    """A buffer registered with a device; itself the slice of all its bytes.
+
+    Made by :meth:`Device.reg_mr`. While it's open the buffer is exported: it can be neither freed nor resized (a
+    ``bytearray`` refuses to grow, an ``mmap`` to close). ``mr[a:b]`` are local slices, ``mr.remote()`` describes it to a
+    peer. ``close()`` waits until no work request uses it. Use it as ``async with``, or close it; a forgotten one warns
+    (ResourceWarning).
+    """
+
+    def __init__(
+        self, device: Device, region: Region, registration: _control.Registration | None, pyverbs: Any
+    ) -> None:
+        super().__init__(region)
+        self._device = device
+        self._registration = registration
+        self._pyverbs = pyverbs
+        self._closing: Pending[None] | None = None
+        self._pid = os.getpid()
+
+    @property
+    def device(self) -> Device:
+        """The device it's registered with."""
+        return self._device
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called: no new work request may use it."""
+        return not self.region.open
+
+    @property
+    def handle(self) -> int:
+        """The kernel's handle of the registration."""
+        if self._registration is not None:
+            return self._registration.handle
+        handle: int = self._pyverbs.handle
+        return handle
+
+    @property
+    def pyverbs(self) -> Any:
+        """A pyverbs MR of the same registration (imported by its handle; ibv_import_mr(3)).
+
+        It's valid until this region is closed. :class:`UnsupportedError` where the provider can't import.
+        """
+        if self._pyverbs is None:
+            module = _pyverbs.module("mr")
+            try:
+                self._pyverbs = module.MR(self._device.pd, handle=self.handle)
+            except Exception as e:
+                raise UnsupportedError(self._device.name, "importing an MR by its handle", str(e)) from e
+        return self._pyverbs
+
+    def close(self) -> Pending[None]:
+        """Deregisters it (ibv_dereg_mr(3)), off the loop, as soon as no work request uses it.
+
+        Started by the call, awaited or not; a second call gives the same operation. New work requests are refused at
+        once.
+        """
+        if self._closing is None:
+            self.region.shut()
+            self._closing = Pending(self._device.control, self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        control = self._device.control
+        idle = Signal(control.hooks)
+        self.region.notify_idle(idle)
+        await until(idle)
+        if self._registration is not None:
+            await in_thread(control, _control.dereg_mr, self._registration)
+        self.region.release()
+        self._device.forget(self)
+
+    def close_now(self) -> None:
+        """Deregisters it in this thread; for teardown, when nothing can be in flight."""
+        self.region.shut()
+        if self._registration is not None:
+            _control.dereg_mr(self._registration)
+        self.region.release()
+        self._device.forget(self)
+
+    async def __aenter__(self) -> MemoryRegion:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._device.control.backend.shielded(self.close())
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", None) != os.getpid() or not self.region.open or self._device.closed:
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        # No work request holds it (it would be alive), so it can go now.
+        self.close_now()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return (
+            f"<MemoryRegion {self.addr:#x}+{self.length} lkey={self.lkey:#x} rkey={self.rkey:#x} "
+            f"{Access(self.access)!r}{state}>"
+        )
+
+
+def register(device: Device, buffer: object, access: int) -> Pending[MemoryRegion]:
+    """See :meth:`Device.reg_mr`."""
+    flags = check_access(access)
+    held = pin(buffer, flags)
+    return Pending(device.control, _register(device, held, flags), dispose=True)
+
+
+async def _register(device: Device, held: BufferPin, access: Access) -> MemoryRegion:
+    try:
+        registration = await in_thread(
+            device.control, _control.reg_mr, device.pd_address, held.address, held.nbytes, int(access)
+        )
+    except VerbsError as e:
+        held.release()
+        raise VerbsError(e.verb, e.errno or 0, _memlock_hint(held.nbytes) if e.errno == 12 else f"{access!r}") from None
+    region = Region(held.address, held.nbytes, registration.lkey, registration.rkey, int(access), device.pd, held)
+    mr = MemoryRegion(device, region, registration, None)
+    device.adopt(mr)
+    return mr
+
+
+def wrap(device: Device, pyverbs_mr: Any, access: int) -> MemoryRegion:
+    """See :meth:`Device.wrap_mr`."""
+    region = Region(
+        pyverbs_mr.buf, pyverbs_mr.length, pyverbs_mr.lkey, pyverbs_mr.rkey, int(check_access(access)), device.pd, None
+    )
+    return MemoryRegion(device, region, None, pyverbs_mr)

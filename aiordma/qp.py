@@ -1,0 +1,496 @@
+"""Queue pairs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiordma import _control, _pyverbs
+from aiordma._dataplane import CompletionQueue, WorkQueue
+from aiordma._offload import Pending, delay, in_thread, until
+from aiordma._post import Batch, QueuePairBase
+from aiordma._waitable import Signal
+from aiordma.access import Access
+from aiordma.errors import ClosedError, QPStateError, UnsupportedError, UsageError, VerbsError
+from aiordma.gid import GidType, match
+from aiordma.info import QPInfo
+
+if TYPE_CHECKING:
+    from aiordma.device import Device
+    from aiordma.srq import SharedReceiveQueue
+
+__all__ = ["Batch", "QPConfig", "QueuePair"]
+
+# enum ibv_qp_state, ibv_qp_type, ibv_qp_attr_mask (verbs.h)
+RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
+STATE_NAMES = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
+QP_TYPES = {"RC": 2, "UC": 3}
+_STATE, _ACCESS, _PKEY, _PORT = 1 << 0, 1 << 3, 1 << 4, 1 << 5
+_AV, _MTU, _TIMEOUT, _RETRY, _RNR_RETRY = 1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 11
+_RQ_PSN, _RD_ATOMIC, _MIN_RNR, _SQ_PSN = 1 << 12, 1 << 13, 1 << 15, 1 << 16
+_DEST_RD_ATOMIC, _DEST_QPN = 1 << 17, 1 << 20
+
+# How long the flush of a QP in the error state is waited for before it's destroyed anyway.
+DRAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class QPConfig:
+    """What a QP is made for. Numbers beyond the device's limits are refused by ibv_create_qp(3).
+
+    ``max_send_wr``, ``max_recv_wr``: work requests in flight (more may be posted; they wait in the QP).
+    ``max_send_sge``, ``max_recv_sge``: buffers in one work request. ``max_inline_data``: bytes that may be copied into a
+    work request. ``max_rd_atomic``: RDMA reads and atomics in flight, offered in both directions; None for what the
+    device can. ``timeout``: the ACK timeout is 4.096 us * 2**timeout, 0 waits for ever; ``retry_cnt``: 0..7 retries of
+    it. ``rnr_retry``: 0..6 retries when the peer has no receive posted, 7 for ever; ``min_rnr_timer``: the code of the
+    delay that this side asks for then (12 is 0.64 ms; IBTA table 45). ``access``: what the peer may do to memory
+    through this QP. ``traffic_class``, ``hop_limit``, ``flow_label``, ``service_level``: of its packets.
+    """
+
+    qp_type: str = "RC"
+    max_send_wr: int = 128
+    max_recv_wr: int = 128
+    max_send_sge: int = 4
+    max_recv_sge: int = 4
+    max_inline_data: int = 64
+    max_rd_atomic: int | None = None
+    timeout: int = 14
+    retry_cnt: int = 7
+    rnr_retry: int = 7
+    min_rnr_timer: int = 12
+    access: Access = Access.REMOTE
+    traffic_class: int = 0
+    hop_limit: int = 64
+    flow_label: int = 0
+    service_level: int = 0
+
+    def check(self) -> None:
+        """:class:`UsageError` for a value that no device takes."""
+        if self.qp_type not in QP_TYPES:
+            raise UsageError(f"qp_type is one of {', '.join(QP_TYPES)}, not {self.qp_type!r}")
+        for name, low, high in (
+            ("max_send_wr", 1, 1 << 20),
+            ("max_recv_wr", 1, 1 << 20),
+            ("max_send_sge", 1, 32),
+            ("max_recv_sge", 1, 32),
+            ("max_inline_data", 0, 4096),
+            ("timeout", 0, 31),
+            ("retry_cnt", 0, 7),
+            ("rnr_retry", 0, 7),
+            ("min_rnr_timer", 0, 31),
+            ("traffic_class", 0, 255),
+            ("hop_limit", 0, 255),
+            ("flow_label", 0, (1 << 20) - 1),
+            ("service_level", 0, 15),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not low <= value <= high:
+                raise UsageError(f"{name}: a number from {low} to {high}, not {value!r}")
+        if self.max_rd_atomic is not None and not 0 <= self.max_rd_atomic <= 255:
+            raise UsageError(f"max_rd_atomic: 0 to 255, or None for what the device can, not {self.max_rd_atomic!r}")
+
+
+class QueuePair(QueuePairBase):
+    """A QP: ``await qp.rdma_write(local, remote)`` and its kin, see :class:`QueuePairBase` for the posting calls.
+
+    Made by :meth:`Device.create_qp`, in INIT: receives can be posted. :meth:`connect` with the peer's :attr:`info`
+    brings it to RTS. ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns
+    (ResourceWarning).
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pyverbs: Any,
+        config: QPConfig,
+        cqs: tuple[CompletionQueue, CompletionQueue],
+        srq: SharedReceiveQueue | None,
+        caps: dict[str, int],
+        reserved: tuple[int, int],
+    ) -> None:
+        address = _control.qp_address(pyverbs, device.context_address)
+        self._device = device
+        self._pyverbs = pyverbs
+        self._config = config
+        self._cqs = cqs
+        self._caps = caps
+        self._reserved = reserved
+        self._srq = srq
+        self._address = address
+        self._number: int = pyverbs.qp_num
+        self._psn = secrets.randbits(24)
+        self._peer: QPInfo | None = None
+        self._closing: Pending[None] | None = None
+        self._connecting: Pending[None] | None = None
+        self._pid = os.getpid()
+        can_mark = config.qp_type in ("RC", "UC")
+        send = WorkQueue(cqs[0], "send", caps["max_send_wr"], address, 0, self._number, can_mark)
+        recv = None if srq is not None else WorkQueue(cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number)
+        self._send_queue = send
+        self._recv_queue = recv
+        self._setup(
+            address,
+            send,
+            recv,
+            device.pd,
+            caps["max_send_sge"],
+            caps["max_recv_sge"],
+            caps["max_inline_data"],
+            device.max_message,
+            not can_mark,
+        )
+
+    # ---------------------------------------------------------------- what it is
+
+    @property
+    def device(self) -> Device:
+        """The device it belongs to."""
+        return self._device
+
+    @property
+    def pyverbs(self) -> Any:
+        """The pyverbs QP. Don't post on it or close it: that goes through this object."""
+        return self._pyverbs
+
+    @property
+    def address(self) -> int:
+        """Address of the ``struct ibv_qp``."""
+        return self._address
+
+    @property
+    def qp_num(self) -> int:
+        """The QP number, 24 bits."""
+        return self._number
+
+    @property
+    def qp_type(self) -> str:
+        """``"RC"`` or ``"UC"``."""
+        return self._config.qp_type
+
+    @property
+    def config(self) -> QPConfig:
+        """What it was made with."""
+        return self._config
+
+    @property
+    def max_inline_data(self) -> int:
+        """Bytes that fit into a work request, as granted by the device."""
+        return self._caps["max_inline_data"]
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closing is not None
+
+    @property
+    def state(self) -> str:
+        """The state that verbs last set: RESET, INIT, RTR, RTS, SQD, SQE or ERR.
+
+        ERR too when a completion with an error came back, which moves the QP there by itself (for what the device says,
+        see :meth:`query_state`).
+        """
+        if self._closing is not None or self._send_queue.failed:
+            return "ERR"
+        if self._recv_queue is not None and self._recv_queue.failed:
+            return "ERR"
+        return STATE_NAMES[self._pyverbs.qp_state]
+
+    @property
+    def info(self) -> QPInfo:
+        """What the peer needs for its :meth:`connect`."""
+        device = self._device
+        depth = self._rd_atomic_depth
+        return QPInfo(
+            qp_type=self._config.qp_type,
+            qp_num=self._number,
+            psn=self._psn,
+            gid=device.gid.raw if device.gid is not None else bytes(16),
+            gid_type=device.gid.type if device.gid is not None else GidType.IB,
+            lid=device.lid,
+            mtu=device.active_mtu,
+            max_rd_atomic=min(depth, device.max_qp_init_rd_atom),
+            max_dest_rd_atomic=min(depth, device.max_qp_rd_atom),
+        )
+
+    @property
+    def peer(self) -> QPInfo | None:
+        """The peer it's connected to, or None."""
+        return self._peer
+
+    @property
+    def _rd_atomic_depth(self) -> int:
+        return 255 if self._config.max_rd_atomic is None else self._config.max_rd_atomic
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counters of the send queue and the receive queue (none of the latter with an SRQ)."""
+        found = {"send": self._send_queue.statistics()}
+        if self._recv_queue is not None:
+            found["recv"] = self._recv_queue.statistics()
+        return found
+
+    # ---------------------------------------------------------------- connecting
+
+    def connect(self, peer: QPInfo) -> Pending[None]:
+        """Connects to the QP that ``peer`` describes: INIT to RTR to RTS (ibv_modify_qp(3)), off the loop.
+
+        Both sides call it with the other's :attr:`info`. It completes when this side may send; a peer that isn't in RTR
+        yet makes the first sends wait and, after timeout and retries, fail. The path MTU is the smaller of the two, and
+        RDMA reads in flight the smaller of what one side starts and the other serves, in each direction. Started by the
+        call, awaited or not.
+
+        Raises :class:`UsageError` for a peer of another QP type, :class:`GidError` when no local GID reaches the peer's,
+        :class:`QPStateError` when it's connected already, :class:`VerbsError` when the device refuses.
+        """
+        if self._closing is not None:
+            raise ClosedError(f"{self!r} is closed")
+        if self._connecting is not None or self._peer is not None:
+            raise QPStateError(f"QP {self._number:#x} is connected or connecting: a new connection needs a new QP")
+        if not isinstance(peer, QPInfo):
+            raise UsageError(f"connect() takes the peer's QPInfo, not {type(peer).__name__}")
+        if peer.qp_type != self._config.qp_type:
+            raise UsageError(f"this is an {self._config.qp_type} QP, the peer's an {peer.qp_type} one")
+        self._device.control.hooks.verify()
+        self._connecting = Pending(self._device.control, self._connect(peer))
+        return self._connecting
+
+    async def _connect(self, peer: QPInfo) -> None:
+        device, config, mine = self._device, self._config, self.info
+        rtr: dict[str, Any] = {
+            "qp_state": RTR,
+            "path_mtu": {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}[min(mine.mtu, peer.mtu)],
+            "dest_qp_num": peer.qp_num,
+            "rq_psn": peer.psn,
+            "sl": config.service_level,
+            "ah_port": device.port,
+            "dlid": peer.lid,
+            "_detail": f"QP {self._number:#x} to RTR, peer {peer}",
+        }
+        if any(peer.gid) and device.gid is not None:
+            gid = match(device.gids, device.gid, peer.gid, peer.gid_type)
+            rtr |= {
+                "is_global": 1,
+                "dgid": peer.gid,
+                "sgid_index": gid.index,
+                "hop_limit": config.hop_limit,
+                "traffic_class": config.traffic_class,
+                "flow_label": config.flow_label,
+            }
+        mask = _STATE | _AV | _MTU | _DEST_QPN | _RQ_PSN
+        rts: dict[str, Any] = {
+            "qp_state": RTS,
+            "sq_psn": self._psn,
+            "_detail": f"QP {self._number:#x} to RTS",
+        }
+        rts_mask = _STATE | _SQ_PSN
+        if config.qp_type == "RC":
+            rtr["max_dest_rd_atomic"] = min(mine.max_dest_rd_atomic, peer.max_rd_atomic)
+            rtr["min_rnr_timer"] = config.min_rnr_timer
+            mask |= _DEST_RD_ATOMIC | _MIN_RNR
+            rts["timeout"] = config.timeout
+            rts["retry_cnt"] = config.retry_cnt
+            rts["rnr_retry"] = config.rnr_retry
+            rts["max_rd_atomic"] = min(mine.max_rd_atomic, peer.max_dest_rd_atomic)
+            rts_mask |= _TIMEOUT | _RETRY | _RNR_RETRY | _RD_ATOMIC
+        try:
+            await in_thread(device.control, self._modify, mask, rtr)
+            await in_thread(device.control, self._modify, rts_mask, rts)
+        except BaseException:
+            self._connecting = None
+            raise
+        self._peer = peer
+
+    def _modify(self, mask: int, values: dict[str, Any]) -> None:
+        if self._closing is not None:
+            raise ClosedError(f"QP {self._number:#x} was closed while it connected")
+        _control.modify_qp(self._address, mask, values)
+
+    def query_state(self) -> Pending[str]:
+        """The state that the device reports (ibv_query_qp(3)), off the loop."""
+        if self._closing is not None:
+            raise ClosedError(f"{self!r} is closed")
+        return Pending(self._device.control, self._query_state())
+
+    async def _query_state(self) -> str:
+        return STATE_NAMES[await in_thread(self._device.control, _control.query_qp_state, self._address)]
+
+    # ---------------------------------------------------------------- finishing
+
+    async def wait_idle(self) -> None:
+        """Waits until everything posted to the send queue, queued or unsignalled too, has completed.
+
+        It doesn't raise the errors of those operations: their own awaits do. Receives aren't waited for.
+        """
+        signal = Signal(self._device.control.hooks)
+        self._send_queue.when_idle(signal)
+        await signal
+
+    def close(self) -> Pending[None]:
+        """Flushes and destroys the QP; started by the call, awaited or not; a second call gives the same operation.
+
+        The QP goes to ERR, so that everything in flight completes (with :class:`WrFlushError`, if it hadn't), receives
+        included; what waited for a slot is flushed after it; then the QP is destroyed. Nobody who awaits an
+        operation is left waiting: what the device doesn't flush within some seconds ends with :class:`ClosedError`.
+        """
+        if self._closing is None:
+            self._send_queue.close()
+            if self._recv_queue is not None:
+                self._recv_queue.close()
+            self._closing = Pending(self._device.control, self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        control = self._device.control
+        if self._connecting is not None and not self._connecting.done:
+            # The transition under way in a worker thread must not follow the one to ERR.
+            ended = Signal(control.hooks)
+            self._connecting.on_done(ended.finish)
+            await until(ended)
+        if self._pyverbs.qp_state != RESET and not self._device.lost:
+            try:
+                await in_thread(control, _control.modify_qp, self._address, _STATE, {"qp_state": ERR})
+            except VerbsError:
+                # Nothing more can be learnt from a device that refuses this; what is in flight is failed below.
+                pass
+            else:
+                timer = await delay(control, DRAIN_SECONDS)
+                for queue in self._queues():
+                    drained = Signal(control.hooks)
+                    timer.on_finish(drained.finish)
+                    queue.drain(drained)
+                    await until(drained)
+                timer.finish()
+        try:
+            await in_thread(control, self._destroy)
+        finally:
+            self._release()
+
+    def _queues(self) -> list[WorkQueue]:
+        return [queue for queue in (self._send_queue, self._recv_queue) if queue is not None]
+
+    def _destroy(self) -> None:
+        try:
+            self._pyverbs.close()
+        except Exception as e:
+            raise _pyverbs.translate(e, "ibv_destroy_qp", f"QP {self._number:#x}") from e
+
+    def _release(self) -> None:
+        self._detach()
+        for queue in self._queues():
+            queue.abandon(ClosedError(f"QP {self._number:#x} was closed before this completed"))
+            queue.release()
+        for cq, entries in zip(self._cqs, self._reserved, strict=True):
+            cq.unreserve(entries)
+        if self._srq is not None:
+            self._srq.detach(self)
+        self._device.forget(self)
+
+    def close_now(self) -> None:
+        """Destroys it in this thread, without the flush; for teardown, when no loop runs."""
+        if self._closing is None:
+            self._closing = Pending(self._device.control, _nothing())
+            self._destroy()
+            self._release()
+
+    async def __aenter__(self) -> QueuePair:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._device.control.backend.shielded(self.close())
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._device.dispose(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing is not None else self.state
+        return f"<QueuePair {self._config.qp_type} {self._number:#x} {state} on {self._device.name}>"
+
+
+async def _nothing() -> None:
+    return None
+
+
+def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> Pending[QueuePair]:
+    """See :meth:`Device.create_qp`."""
+    config.check()
+    if srq is not None and srq.device is not device:
+        raise UsageError("the SRQ belongs to another device")
+    return Pending(device.control, _create(device, config, srq), dispose=True)
+
+
+async def _create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> QueuePair:
+    recv_entries = 0 if srq is not None else config.max_recv_wr
+    send_cq = await device.engine.acquire("send", config.max_send_wr)
+    try:
+        recv_cq = srq.cq if srq is not None else await device.engine.acquire("recv", recv_entries)
+    except BaseException:
+        send_cq.unreserve(config.max_send_wr)
+        raise
+    try:
+        pyverbs, caps = await in_thread(device.control, _make, device, config, send_cq, recv_cq, srq)
+    except BaseException:
+        send_cq.unreserve(config.max_send_wr)
+        recv_cq.unreserve(recv_entries)
+        raise
+    # The device may grant more than was asked for; slots are counted by what the CQs were reserved for.
+    caps["max_send_wr"], caps["max_recv_wr"] = config.max_send_wr, config.max_recv_wr
+    qp = QueuePair(device, pyverbs, config, (send_cq, recv_cq), srq, caps, (config.max_send_wr, recv_entries))
+    if srq is not None:
+        srq.attach(qp)
+    device.adopt(qp)
+    return qp
+
+
+def _make(
+    device: Device, config: QPConfig, send_cq: CompletionQueue, recv_cq: CompletionQueue, srq: SharedReceiveQueue | None
+) -> tuple[Any, dict[str, int]]:
+    module = _pyverbs.module("qp")
+    cap = module.QPCap(
+        config.max_send_wr,
+        config.max_recv_wr if srq is None else 0,
+        config.max_send_sge,
+        config.max_recv_sge if srq is None else 0,
+        config.max_inline_data,
+    )
+    init = module.QPInitAttr(
+        qp_type=QP_TYPES[config.qp_type],
+        scq=send_cq.pyverbs,
+        rcq=recv_cq.pyverbs,
+        srq=srq.pyverbs if srq is not None else None,
+        cap=cap,
+        sq_sig_all=0,
+    )
+    try:
+        qp = module.QP(device.pd, init)
+    except Exception as e:
+        error = _pyverbs.translate(e, "ibv_create_qp", f"{config}")
+        if isinstance(error, VerbsError) and error.errno == 95:
+            raise UnsupportedError(device.name, f"{config.qp_type} QPs", str(error)) from e
+        raise error from e
+    address = _control.qp_address(qp, device.context_address)
+    try:
+        _control.modify_qp(
+            address,
+            _STATE | _PKEY | _PORT | _ACCESS,
+            {
+                "qp_state": INIT,
+                "pkey_index": 0,
+                "port_num": device.port,
+                "qp_access_flags": int(config.access & device.remote_access),
+                "_detail": f"QP {qp.qp_num:#x} to INIT on port {device.port}",
+            },
+        )
+    except BaseException:
+        qp.close()
+        raise
+    granted = init.cap
+    return qp, {
+        "max_send_sge": granted.max_send_sge,
+        "max_recv_sge": granted.max_recv_sge,
+        "max_inline_data": granted.max_inline_data,
+    }

@@ -1,0 +1,214 @@
+"""Shared receive queues: one pool of receives for many QPs."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from aiordma import _control, _pyverbs
+from aiordma._dataplane import Completion, CompletionQueue, WorkQueue
+from aiordma._offload import Pending, in_thread, until
+from aiordma._post import Receiver
+from aiordma._waitable import Signal
+from aiordma.errors import ClosedError, UsageError
+
+if TYPE_CHECKING:
+    from aiordma._memory import MemorySlice
+    from aiordma.device import Device
+    from aiordma.qp import QueuePair
+
+__all__ = ["SharedReceiveQueue"]
+
+_SRQ_LIMIT = 1 << 1  # enum ibv_srq_attr_mask
+
+
+class SharedReceiveQueue(Receiver):
+    """An SRQ: QPs made with ``srq=`` take their receives from it.
+
+    Made by :meth:`Device.create_srq`. Completions come in any order. :meth:`limit_reached` tells when it runs low.
+    Close its QPs first.
+    """
+
+    def __init__(self, device: Device, pyverbs: Any, cq: CompletionQueue, max_wr: int, max_sge: int) -> None:
+        self._device = device
+        self._pyverbs = pyverbs
+        self._cq = cq
+        self._max_wr = max_wr
+        self._address = _control.srq_address(pyverbs, device.context_address, device.pd_address)
+        self._queue = WorkQueue(cq, "srq", max_wr, 0, self._address)
+        self._attach_queue(self._queue, device.pd, max_sge)
+        self._qps: weakref.WeakSet[QueuePair] = weakref.WeakSet()
+        self._limit: Signal | None = None
+        self._closing: Pending[None] | None = None
+        self._pid = os.getpid()
+
+    @property
+    def device(self) -> Device:
+        """The device it belongs to."""
+        return self._device
+
+    @property
+    def pyverbs(self) -> Any:
+        """The pyverbs SRQ. Don't post on it or close it: that goes through this object."""
+        return self._pyverbs
+
+    @property
+    def address(self) -> int:
+        """Address of the ``struct ibv_srq``."""
+        return self._address
+
+    @property
+    def cq(self) -> CompletionQueue:
+        """The CQ that its QPs' receives complete on."""
+        return self._cq
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closing is not None
+
+    def attach(self, qp: QueuePair) -> None:
+        self._qps.add(qp)
+
+    def detach(self, qp: QueuePair) -> None:
+        self._qps.discard(qp)
+
+    def recv(self, local: MemorySlice | list[MemorySlice] | None) -> Completion:
+        """Posts a receive into ``local``; completes when a message to any of its QPs has used it.
+
+        ``completion.qp_num`` is 0: it was posted on no QP; ``completion.receiver_qp_num`` tells whose message it was.
+        """
+        return self._post_receive(local)
+
+    async def limit_reached(self, limit: int) -> None:
+        """Arms the limit and waits until fewer than ``limit`` receives are left (IBV_EVENT_SRQ_LIMIT_REACHED).
+
+        The device's limit is one-shot: call it again after having posted more (ibv_modify_srq(3)). Where fewer are left
+        already it returns at once, armed or not. One waiter at a time. :class:`ClosedError` when the SRQ is closed.
+        """
+        if self._closing is not None:
+            raise ClosedError(f"{self!r} is closed")
+        if not 1 <= limit <= self._max_wr:
+            raise UsageError(f"limit: 1 to {self._max_wr}, not {limit}")
+        if self._limit is not None:
+            raise UsageError("another task waits for this SRQ's limit")
+        self._limit = signal = Signal(self._device.control.hooks)
+        try:
+            await Pending(self._device.control, self._arm_limit(limit))
+            if self._queue.in_flight < limit:
+                return
+            await signal
+        finally:
+            if self._limit is signal:
+                self._limit = None
+
+    async def _arm_limit(self, limit: int) -> None:
+        def modify() -> None:
+            attr = _pyverbs.module("srq").SrqAttr(srq_limit=limit)
+            try:
+                self._pyverbs.modify(attr, _SRQ_LIMIT)
+            except Exception as e:
+                raise _pyverbs.translate(e, "ibv_modify_srq", f"limit {limit}") from e
+
+        await in_thread(self._device.control, modify)
+
+    def on_limit(self) -> None:
+        """The device's event loop saw IBV_EVENT_SRQ_LIMIT_REACHED."""
+        signal, self._limit = self._limit, None
+        if signal is not None:
+            signal.finish()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of its receives."""
+        return self._queue.statistics()
+
+    def close(self) -> Pending[None]:
+        """Destroys it; receives that no message used end with :class:`ClosedError`. Its QPs must be closed before."""
+        if self._closing is None:
+            using = [qp for qp in self._qps if not qp.closed]
+            if using:
+                raise UsageError(f"{len(using)} QPs still use this SRQ: close them first ({using[0]!r})")
+            self._queue.close()
+            self._closing = Pending(self._device.control, self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        control = self._device.control
+        for qp in list(self._qps):
+            ended = Signal(control.hooks)
+            qp.close().on_done(ended.finish)
+            await until(ended)
+        try:
+            await in_thread(control, self._destroy)
+        finally:
+            self._release()
+
+    def _destroy(self) -> None:
+        try:
+            self._pyverbs.close()
+        except Exception as e:
+            raise _pyverbs.translate(e, "ibv_destroy_srq") from e
+
+    def _release(self) -> None:
+        signal, self._limit = self._limit, None
+        if signal is not None:
+            signal.fail(ClosedError("the SRQ was closed"))
+        self._queue.abandon(ClosedError("the SRQ was closed before a message used this receive"))
+        self._queue.release()
+        self._cq.unreserve(self._max_wr)
+        self._device.forget(self)
+
+    def close_now(self) -> None:
+        """Destroys it in this thread; for teardown, when no loop runs."""
+        if self._closing is None:
+            self._closing = Pending(self._device.control, _nothing())
+            self._destroy()
+            self._release()
+
+    async def __aenter__(self) -> SharedReceiveQueue:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._device.control.backend.shielded(self.close())
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._device.dispose(self)
+
+    def __repr__(self) -> str:
+        return f"<SharedReceiveQueue of {self._max_wr} on {self._device.name}{' closed' if self.closed else ''}>"
+
+
+async def _nothing() -> None:
+    return None
+
+
+def create(device: Device, max_wr: int, max_sge: int) -> Pending[SharedReceiveQueue]:
+    """See :meth:`Device.create_srq`."""
+    if not 1 <= max_wr <= 1 << 20 or not 1 <= max_sge <= 32:
+        raise UsageError(f"an SRQ of max_wr={max_wr}, max_sge={max_sge}: they are numbers from 1 (max_sge to 32)")
+    return Pending(device.control, _create(device, max_wr, max_sge), dispose=True)
+
+
+async def _create(device: Device, max_wr: int, max_sge: int) -> SharedReceiveQueue:
+    cq = await device.engine.acquire("recv", max_wr)
+
+    def make() -> Any:
+        module = _pyverbs.module("srq")
+        try:
+            return module.SRQ(device.pd, module.SrqInitAttr(module.SrqAttr(max_wr=max_wr, max_sge=max_sge)))
+        except Exception as e:
+            raise _pyverbs.translate(e, "ibv_create_srq", f"max_wr {max_wr}, max_sge {max_sge}") from e
+
+    try:
+        pyverbs = await in_thread(device.control, make)
+    except BaseException:
+        cq.unreserve(max_wr)
+        raise
+    srq = SharedReceiveQueue(device, pyverbs, cq, max_wr, max_sge)
+    device.adopt(srq)
+    return srq
