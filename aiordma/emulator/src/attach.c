@@ -35,6 +35,7 @@ static const char *const hooked[] = {
 struct patch {
 	void **slot;
 	void *original;
+	bool relro;
 };
 
 static struct patch *patches;
@@ -160,8 +161,8 @@ static void patch_slot(const struct image *image, void **slot, void *value)
 	if (!grown)
 		return;
 	patches = grown;
-	patches[npatches] = (struct patch){ slot, *slot };
-	err = store(slot, value, in_relro(image, slot));
+	patches[npatches] = (struct patch){ slot, *slot, in_relro(image, slot) };
+	err = store(slot, value, patches[npatches].relro);
 	if (err)
 		emu_log(EMU_ERROR, "can't patch an import slot: %s", strerror(err));
 	else
@@ -218,9 +219,9 @@ int emu_detach_loaded(void)
 	int n;
 
 	pthread_mutex_lock(&patch_lock);
-	/* RDMA libraries are never unloaded (they are linked with -z nodelete or held by whoever attached). */
+	/* The libraries are still there: _native.py holds libibverbs and libmlx5, and those hold libnl. */
 	for (size_t i = 0; i < npatches; i++)
-		store(patches[i].slot, patches[i].original, true);
+		store(patches[i].slot, patches[i].original, patches[i].relro);
 	n = (int)npatches;
 	free(patches);
 	patches = NULL;

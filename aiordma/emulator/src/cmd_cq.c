@@ -238,6 +238,8 @@ static int resize_cq(struct emu_cmd *c)
 	if (!cq || req.cqe < 1 || req.cqe > c->ctx->dev->limits.max_cqe)
 		return EINVAL;
 	entries = power_of_two_above(req.cqe);
+	if (entries < cq->ncqe && !c->settled)
+		return EMU_SETTLE; /* whether the unread ones fit must not depend on how fast we are */
 	if (entries != cq->ncqe) {
 		err = cmd_uhw_request(c, &u, sizeof(u), sizeof(u));
 		if (err)

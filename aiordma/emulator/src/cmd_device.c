@@ -16,8 +16,7 @@
 #define FW_SUBMINOR 1002ull
 
 #define CQ_MODERATION_MAX 0xffffu /* mlx5/main.c, MLX5_MAX_CQ_COUNT and MLX5_MAX_CQ_PERIOD */
-/* A CQE's timestamp counts nanoseconds; hca_core_clock is in kHz. */
-#define TIMESTAMP_MASK ((1ull << 63) - 1)
+/* A CQE's timestamp counts nanoseconds. */
 #define CORE_CLOCK_KHZ 1000000u
 
 /* ---------------------------------------------------------------- the context */
@@ -45,6 +44,7 @@ void emu_fill_ucontext(struct emu_ucontext *ctx, struct mlx5_ib_alloc_ucontext_r
 		.log_uar_size = 12,
 		.num_uars_per_page = 1,
 		.num_dyn_bfregs = 1024,
+		.clock_info_versions = 1u << MLX5_IB_CLOCK_INFO_V1,
 	};
 }
 
@@ -177,9 +177,7 @@ static void fill_device(const struct emu_device *d, struct ib_uverbs_query_devic
 		.max_qp = l->max_qp,
 		.max_qp_wr = l->max_qp_wr,
 		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_CHANGE_PHY_PORT |
-				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
-				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
+				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_CHANGE_PHY_PORT,
 		.max_sge = l->max_sge,
 		.max_sge_rd = l->max_sge_rd,
 		.max_cq = l->max_cq,
@@ -228,7 +226,7 @@ static int query_device_ex(struct emu_cmd *c)
 {
 	struct ib_uverbs_ex_query_device req;
 	struct ib_uverbs_ex_query_device_resp resp = {
-		.timestamp_mask = TIMESTAMP_MASK,
+		.timestamp_mask = EMU_TIMESTAMP_MASK,
 		.hca_core_clock = CORE_CLOCK_KHZ,
 		.cq_moderation_caps = { CQ_MODERATION_MAX, CQ_MODERATION_MAX, 0 },
 	};
@@ -376,7 +374,8 @@ static int invoke_write(struct emu_ioctl_call *call)
 	if (!c->ctx->established && (m->extended || m->command != IB_USER_VERBS_CMD_GET_CONTEXT))
 		return EINVAL;
 	err = m->run(c);
-	emu_log(EMU_DEBUG, "%s: %s: %s", c->ctx->dev->name, m->name, err ? strerror(err) : "ok");
+	if (err != EMU_SETTLE)
+		emu_log(EMU_DEBUG, "%s: %s: %s", c->ctx->dev->name, m->name, err ? strerror(err) : "ok");
 	if (!err && out) {
 		uint16_t flags = out->flags | UVERBS_ATTR_F_VALID_OUTPUT;
 

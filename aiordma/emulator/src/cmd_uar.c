@@ -68,7 +68,26 @@ static void *map_page(struct emu_uar *u, void *addr)
 	return page;
 }
 
-/* ctx->uars and the object's own offset. MAP_FAILED with errno. */
+/* How to make times of CQE timestamps (mlx5dv_get_clock_info(3)). These count the nanoseconds of the monotonic clock, so
+ * that one snapshot does: the kernel's page is refreshed because hardware drifts. */
+static void *map_clock_info(void *addr)
+{
+	struct mlx5_ib_clock_info *info =
+		emu_real.mmap(addr, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct timespec real;
+
+	if (info == MAP_FAILED)
+		return info;
+	clock_gettime(CLOCK_REALTIME, &real);
+	info->cycles = now_ns();
+	info->nsec = (uint64_t)real.tv_sec * 1000000000u + (uint64_t)real.tv_nsec;
+	info->mult = 1;
+	info->mask = EMU_TIMESTAMP_MASK;
+	info->overflow_period = EMU_TIMESTAMP_MASK / 2;
+	return info;
+}
+
+/* MAP_FAILED with errno. */
 void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off_t offset)
 {
 	uint64_t pgoff = (uint64_t)offset >> PAGE_SHIFT;
@@ -102,9 +121,10 @@ void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, o
 		if (page == MAP_FAILED)
 			emu_object_destroy(&u->o);
 		return page;
-	case MLX5_IB_MMAP_CORE_CLOCK:
 	case MLX5_IB_MMAP_CLOCK_INFO:
-		errno = EOPNOTSUPP; /* not advertised */
+		return map_clock_info(addr);
+	case MLX5_IB_MMAP_CORE_CLOCK:
+		errno = EOPNOTSUPP; /* a register that counts by itself; not advertised */
 		return MAP_FAILED;
 	default:
 		return MAP_FAILED;

@@ -6,8 +6,9 @@
  *   use_uffd 0|1                   wake the sleeping device thread by page protection
  *   device NAME GUID               a new device; the lines below are about it. GUID is 16 hex digits
  *   limit NAME VALUE               one of the limits listed below
- *   port N state NAME mtu BYTES max_mtu BYTES link_layer NAME
- *                                  any of the pairs; default: active, 4096, 4096, ethernet
+ *   port N state NAME mtu BYTES max_mtu BYTES link_layer NAME gids N
+ *                                  any of the pairs; default: active, 4096, 4096, ethernet, 16. gids is the size of the
+ *                                  GID table
  *   gid PORT INDEX ADDRESS v1|v2 NETDEV
  */
 #define _GNU_SOURCE
@@ -23,6 +24,7 @@
 #include "control.h"
 
 #define MAX_CONFIG (1u << 20)
+#define DEFAULT_GIDS 16
 
 /* ---------------------------------------------------------------- limits */
 
@@ -206,8 +208,22 @@ static struct emu_port_config *port_named(struct parser *p, const char *word)
 		port->state = IBV_PORT_ACTIVE;
 		port->active_mtu = port->max_mtu = IBV_MTU_4096;
 		port->link_layer = IBV_LINK_LAYER_ETHERNET;
+		port->ngids = DEFAULT_GIDS;
 	}
 	return &p->device->ports[n - 1];
+}
+
+static bool set_gid_table_size(struct parser *p, struct emu_port_config *port, const char *word)
+{
+	uint64_t n;
+
+	if (!number(p, word, EMU_MAX_GIDS, &n))
+		return false;
+	for (uint32_t i = (uint32_t)n; i < EMU_MAX_GIDS; i++)
+		if (port->gids[i].valid)
+			return fail(p, "GID %u is beyond a table of %s", i, word);
+	port->ngids = (uint32_t)n;
+	return true;
 }
 
 static bool parse_port(struct parser *p)
@@ -237,6 +253,8 @@ static bool parse_port(struct parser *p)
 			ok = choice(p, value, mtus, mtu_values, ARRAY_LEN(mtus), &port->max_mtu);
 		else if (!strcmp(key, "link_layer"))
 			ok = choice(p, value, layers, layer_values, ARRAY_LEN(layers), &port->link_layer);
+		else if (!strcmp(key, "gids"))
+			ok = set_gid_table_size(p, port, value);
 		else
 			ok = fail(p, "a port has no \"%s\"", key);
 		if (!ok)
@@ -261,6 +279,8 @@ static bool parse_gid(struct parser *p)
 	port = port_named(p, p->words[1]);
 	if (!port || !number(p, p->words[2], EMU_MAX_GIDS - 1, &index))
 		return false;
+	if (index >= port->ngids)
+		return fail(p, "GID %" PRIu64 " is beyond a table of %u", index, port->ngids);
 	g = &port->gids[index];
 	if (g->valid)
 		return fail(p, "GID %" PRIu64 " of port %s is there already", index, p->words[1]);
@@ -272,7 +292,6 @@ static bool parse_gid(struct parser *p)
 		return fail(p, "\"%s\" is too long for a network device", p->words[5]);
 	strcpy(g->ndev, p->words[5]);
 	g->valid = true;
-	port->ngids = MAX(port->ngids, (uint32_t)index + 1);
 	return true;
 }
 

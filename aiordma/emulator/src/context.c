@@ -200,6 +200,13 @@ static void after_fork_in_child(void)
 
 /* ---------------------------------------------------------------- contexts */
 
+static uint64_t node_st_dev;
+
+uint64_t emu_node_st_dev(void)
+{
+	return __atomic_load_n(&node_st_dev, __ATOMIC_RELAXED);
+}
+
 uint32_t emu_open_contexts(void)
 {
 	uint32_t n = 0;
@@ -318,6 +325,7 @@ static int context_new(struct emu_device *d, int flags)
 	}
 	ctx->node_dev = st.st_dev;
 	ctx->node_ino = st.st_ino;
+	__atomic_store_n(&node_st_dev, st.st_dev, __ATOMIC_RELAXED);
 	list_add_tail(&emu.contexts, &ctx->link);
 	emu_log(EMU_DEBUG, "%s: context opened, descriptor %d", d->name, fd);
 	return fd;

@@ -2,6 +2,7 @@
  * What Python calls: see aiordma/emulator/_native.py.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 
 #include "control.h"
@@ -9,6 +10,7 @@
 EMU_EXPORT int aiordma_emu_detach(void);
 EMU_EXPORT int aiordma_emu_open_contexts(void);
 EMU_EXPORT int aiordma_emu_configured(void);
+EMU_EXPORT int aiordma_emu_preloaded(void);
 
 static int complain(char *error, size_t size, const char *what)
 {
@@ -53,6 +55,16 @@ int aiordma_emu_detach(void)
 int aiordma_emu_open_contexts(void)
 {
 	return (int)emu_open_contexts();
+}
+
+/* Preloaded, our definitions come before the C library's for the whole program. A library that ctypes loads has a scope
+ * of its own behind that. */
+int aiordma_emu_preloaded(void)
+{
+	Dl_info ours, first;
+
+	return dladdr((void *)aiordma_emu_preloaded, &ours) && dladdr(dlsym(RTLD_DEFAULT, "socket"), &first) &&
+	       ours.dli_fbase == first.dli_fbase;
 }
 
 /* Also true in a preloaded program, by the file that AIORDMA_EMULATOR_CONFIG names. */

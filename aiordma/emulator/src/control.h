@@ -24,6 +24,8 @@
 
 #define EMU_PORT_PKEYS 1 /* RoCE has the default partition only: mlx5/main.c, mlx5_query_port_roce() */
 
+#define EMU_TIMESTAMP_MASK ((1ull << 63) - 1)
+
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -66,6 +68,7 @@ void emu_fd_forget(int fd); /* only the table's entry */
 /* These take the lock themselves. */
 int emu_node_open(struct emu_device *, int flags); /* a descriptor, or -errno */
 void emu_node_adopt(int fd);			   /* if it's a dup() of a node we know: remember it */
+uint64_t emu_node_st_dev(void);			   /* st_dev of every node's descriptor; 0 before the first */
 int emu_fd_close(int fd);			   /* what close(fd) returns, with errno */
 bool emu_foreign(void);				   /* a fork() or vfork() child in which nothing may be touched */
 uint32_t emu_open_contexts(void);
@@ -133,6 +136,7 @@ struct emu_ubuf {
 struct emu_cmd {
 	struct emu_ucontext *ctx;
 	struct emu_ubuf in, out, uhw_in, uhw_out;
+	bool settled; /* see EMU_SETTLE */
 };
 
 /* Shorter requests are extended with zeros, longer ones must be zero beyond what is known; responses are cut short or
@@ -157,8 +161,13 @@ struct emu_write_method {
 const struct emu_write_method *emu_write_method_find(uint32_t command, int *error);
 
 /* run() is called with emu.lock held, and needs no context only for GET_CONTEXT. */
-ssize_t emu_write(struct emu_ucontext *, const void *buf, size_t len); /* len, or -errno */
-int emu_ioctl(struct emu_ucontext *, void *hdr);
+ssize_t emu_write(struct emu_ucontext *, const void *buf, size_t len, bool settled); /* len, or -errno */
+int emu_ioctl(struct emu_ucontext *, void *hdr, bool settled);
+
+/* What a command returns, and nobody else sees, if it must find what was posted before it executed already. It's run
+ * again after EMU_SETTLE_US, with `settled` set: about what a firmware command takes. */
+#define EMU_SETTLE 4096
+#define EMU_SETTLE_US 500
 
 /* ---------------------------------------------------------------- the ioctl form (uverbs_ioctl.c) */
 

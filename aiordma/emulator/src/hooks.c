@@ -117,7 +117,12 @@ void emu_hook_fstat_fix(int fd, struct stat *st)
 {
 	struct emu_file *f;
 
-	if (!emu_fd_known(fd) || emu_foreign())
+	if (emu_foreign())
+		return;
+	/* A dup() that no hook saw is a regular file of the file system that our descriptors are on. */
+	if (!emu_fd_known(fd) && S_ISREG(st->st_mode) && st->st_dev == emu_node_st_dev())
+		emu_node_adopt(fd);
+	if (!emu_fd_known(fd))
 		return;
 	emu_lock();
 	f = emu_fd_get(fd);
@@ -150,23 +155,37 @@ static struct emu_ucontext *lock_context(int fd, int *error)
 	return NULL;
 }
 
+/* Without the lock, for the device to go on. */
+static void settle(void)
+{
+	struct timespec t = { 0, EMU_SETTLE_US * 1000l };
+
+	emu_engine_wake();
+	nanosleep(&t, NULL);
+}
+
 int emu_hook_ioctl(int fd, unsigned long request, void *arg)
 {
 	struct emu_ucontext *ctx;
-	int error;
+	int error = 0;
 
 	emu_real_init();
 	if (request != RDMA_VERBS_IOCTL)
 		return emu_real.ioctl(fd, request, arg);
 	if (!emu_fd_known(fd) && !emu_foreign())
 		emu_node_adopt(fd);
-	ctx = lock_context(fd, &error);
-	if (ctx) {
-		error = emu.legacy_write ? ENOTTY : emu_ioctl(ctx, arg);
+	for (bool settled = false;; settled = true) {
+		ctx = lock_context(fd, &error);
+		if (!ctx)
+			break;
+		error = emu.legacy_write ? ENOTTY : emu_ioctl(ctx, arg, settled);
 		emu_unlock();
-	} else if (!error) {
-		return emu_real.ioctl(fd, request, arg);
+		if (error != EMU_SETTLE)
+			break;
+		settle();
 	}
+	if (!ctx && !error)
+		return emu_real.ioctl(fd, request, arg);
 	if (!error)
 		return 0;
 	errno = error;
@@ -182,16 +201,21 @@ ssize_t emu_hook_write(int fd, const void *buf, size_t len)
 	emu_real_init();
 	if (!emu_fd_known(fd))
 		return emu_real.write(fd, buf, len);
-	ctx = lock_context(fd, &error);
-	if (ctx) {
-		n = emu_write(ctx, buf, len);
+	for (bool settled = false;; settled = true) {
+		ctx = lock_context(fd, &error);
+		if (!ctx)
+			break;
+		n = emu_write(ctx, buf, len, settled);
 		emu_unlock();
 		if (n >= 0)
 			return n;
 		error = (int)-n;
-	} else if (!error) {
-		return emu_real.write(fd, buf, len);
+		if (error != EMU_SETTLE)
+			break;
+		settle();
 	}
+	if (!ctx && !error)
+		return emu_real.write(fd, buf, len);
 	errno = error;
 	return -1;
 }

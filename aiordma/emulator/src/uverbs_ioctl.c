@@ -207,10 +207,10 @@ static int run(struct emu_ioctl_call *call, const struct ib_uverbs_ioctl_hdr *h,
 	return out ? set_valid_output(out) : err;
 }
 
-int emu_ioctl(struct emu_ucontext *ctx, void *arg)
+int emu_ioctl(struct emu_ucontext *ctx, void *arg, bool settled)
 {
 	uint64_t user = (uintptr_t)arg;
-	struct emu_ioctl_call call = { .cmd.ctx = ctx };
+	struct emu_ioctl_call call = { .cmd = { .ctx = ctx, .settled = settled } };
 	struct ib_uverbs_ioctl_hdr h;
 	int err;
 
@@ -230,6 +230,7 @@ int emu_ioctl(struct emu_ucontext *ctx, void *arg)
 		return EPROTONOSUPPORT;
 	}
 	err = run(&call, &h, user + sizeof(h));
-	emu_log(EMU_DEBUG, "%s: ioctl %s: %s", ctx->dev->name, call.method->name, err ? strerror(err) : "ok");
+	if (err != EMU_SETTLE)
+		emu_log(EMU_DEBUG, "%s: ioctl %s: %s", ctx->dev->name, call.method->name, err ? strerror(err) : "ok");
 	return err;
 }

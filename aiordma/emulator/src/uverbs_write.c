@@ -145,10 +145,10 @@ static int prepare_extended(struct emu_cmd *c, const struct emu_write_method *m,
 	return 0;
 }
 
-ssize_t emu_write(struct emu_ucontext *ctx, const void *user, size_t len)
+ssize_t emu_write(struct emu_ucontext *ctx, const void *user, size_t len, bool settled)
 {
 	uint64_t buf = (uintptr_t)user;
-	struct emu_cmd c = { .ctx = ctx };
+	struct emu_cmd c = { .ctx = ctx, .settled = settled };
 	const struct emu_write_method *m;
 	struct ib_uverbs_cmd_hdr h;
 	int err;
@@ -166,6 +166,7 @@ ssize_t emu_write(struct emu_ucontext *ctx, const void *user, size_t len)
 		err = EINVAL; /* ib_uverbs_get_ucontext() */
 	if (!err)
 		err = m->run(&c);
-	emu_log(EMU_DEBUG, "%s: write %s: %s", ctx->dev->name, m->name, err ? strerror(err) : "ok");
+	if (err != EMU_SETTLE)
+		emu_log(EMU_DEBUG, "%s: write %s: %s", ctx->dev->name, m->name, err ? strerror(err) : "ok");
 	return err ? -err : (ssize_t)len;
 }

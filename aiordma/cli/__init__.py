@@ -1,0 +1,74 @@
+"""The ``aiordma`` command.
+
+Each subcommand is a module of this package; they are imported only when they run, so that ``aiordma emulate`` starts
+fast and needs no pyverbs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="aiordma",
+    help="RDMA for async Python, and an emulated ConnectX NIC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Make `aiordma` a command with subcommands, however many there are."""
+
+
+@app.command(
+    # Everything from the first word that isn't an option of ours belongs to the command.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def emulate(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="the program to run, and its arguments")],
+    devices: Annotated[int, typer.Option("--devices", "-n", min=1, max=16, help="how many devices")] = 1,
+    name: Annotated[
+        list[str] | None, typer.Option(help="a device's name (repeat for more; instead of --devices)")
+    ] = None,
+    limit: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a device limit, as max_qp=64")] = None,
+    mtu: Annotated[int, typer.Option(help="the ports' active MTU")] = 4096,
+    spin_us: Annotated[int, typer.Option(min=0, help="microseconds that the idle device polls before it sleeps")] = 50,
+    legacy_write: Annotated[bool, typer.Option(help="behave as a kernel older than 4.20")] = False,
+) -> None:
+    """Run a program on the emulated NIC: aiordma emulate --devices 2 -- ibv_devinfo."""
+    from aiordma.cli.emulate import parse_limits, run
+    from aiordma.emulator.config import EmulatedDevice, EmulatedPort, EmulatorConfig
+
+    try:
+        limits = parse_limits(limit or [])
+        port = EmulatedPort(mtu=mtu)  # type: ignore[arg-type]  # checked by the emulator
+        names = name or [f"mlx5_{i}" for i in range(devices)]
+        config = EmulatorConfig(
+            devices=tuple(EmulatedDevice(name=n, ports=(port,), limits=limits) for n in names),
+            spin_us=spin_us,
+            legacy_write=legacy_write,
+        )
+    except ValueError as e:
+        raise typer.BadParameter(str(e)) from e
+    raise typer.Exit(run(config, command))
+
+
+@app.command()
+def devices(
+    emulated: Annotated[int, typer.Option(min=0, max=16, help="list so many emulated devices instead")] = 0,
+) -> None:
+    """List the RDMA devices that libibverbs sees."""
+    from aiordma.cli.devices import show
+
+    raise typer.Exit(show(emulated))
+
+
+def main() -> None:
+    """Run the command line: the console script's entry point."""
+    app()
