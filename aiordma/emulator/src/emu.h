@@ -137,7 +137,9 @@ struct emu_mkey {
 	uint64_t host;	 /* where the bytes are, for a direct key */
 	uint64_t pinned; /* bytes charged to RLIMIT_MEMLOCK */
 	bool direct, free, strided;
-	uint32_t repeat, nklm, max_klm;
+	bool remote_invalidate; /* DEVX mkey: mkc.en_rinval */
+	uint32_t repeat, nklm, max_klm; /* max_klm: entries of 16 bytes, mkc.translations_octword_size */
+	uint32_t cap_klm; /* umr.c: entries `klm` has room for */
 	uint64_t repeat_bytes;
 	struct emu_klm *klm;
 	struct emu_mkey *parent; /* memory window: the MR it is bound to */
@@ -209,6 +211,7 @@ struct emu_qp {
 	uint8_t type;  /* enum ibv_qp_type */
 	uint8_t state; /* enum ibv_qp_state */
 	bool dci, dct, sq_sig_all;
+	bool mmo; /* DMA memcpy was enabled: qpc_ext.mmo of INIT2INIT_QP */
 	uint64_t dc_key;			   /* DCT: what a DCI has to know */
 	uint8_t log_num_concurrent, log_num_errored; /* DCI streams as asked for at creation; 0: none */
 	uint64_t user_handle;

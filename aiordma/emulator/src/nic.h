@@ -226,7 +226,7 @@ enum nic_reply fabric_request(struct nic_route, struct nic_req *, struct nic_sgl
 enum nic_reply responder_receive(struct emu_qp *, struct nic_req *, struct nic_sgl *data);
 void responder_reset(struct emu_qp *);
 
-/* ---------------------------------------------------------------- send queues (sq.c, requester.c, umr.c) */
+/* ---------------------------------------------------------------- send queues (sq.c, requester.c, umr.c, mmo.c) */
 
 #define NIC_SLICE (256u * 1024)
 
@@ -238,6 +238,7 @@ enum nic_step {
 };
 
 enum nic_step requester_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
+enum nic_step mmo_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 enum nic_step umr_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 
 /* What is left of the QP's work after a turn of it. */

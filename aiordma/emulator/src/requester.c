@@ -289,7 +289,7 @@ enum nic_step requester_step(struct emu_qp *qp, struct nic_wqe *w, uint8_t *synd
 	case MLX5_OPCODE_UMR:
 		return umr_step(qp, w, syndrome);
 	case MLX5_OPCODE_MMO:
-		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
+		return mmo_step(qp, w, syndrome);
 	default:
 		return step_transport(qp, w, syndrome);
 	}

@@ -140,15 +140,15 @@ static bool scatter(struct emu_qp *qp, const struct nic_recv *r, uint64_t off, c
 	return true;
 }
 
-/* SEND with invalidate: IBTA 9.4.1.1.3. Only what a memory window or a UMR bound can be invalidated; an MR's own key
- * can't. */
+/* SEND with invalidate: IBTA 9.4.1.1.3. It takes a window of type 2 that this QP bound, or an mkey created for it
+ * (MLX5DV_MKEY_INIT_ATTR_FLAGS_REMOTE_INVALIDATE); never an MR's own key. */
 static bool invalidate(struct emu_qp *qp, uint32_t key)
 {
 	struct emu_mkey *m = emu_mkey_find(qp->dev, key);
 
 	if (!m || m->pdn != qp->pd->pdn || m->free)
 		return false;
-	if (m->o.type == EMU_MW ? m->bound_qpn != qp->qpn : m->direct)
+	if (m->o.type == EMU_MW ? m->bound_qpn != qp->qpn : !m->remote_invalidate)
 		return false;
 	m->free = true;
 	return true;
