@@ -221,6 +221,21 @@ static int create_cq(struct emu_ioctl_call *call)
 
 /* ---------------------------------------------------------------- change */
 
+/* Sends that were posted and will complete on this queue. */
+static bool has_work_ahead(const struct emu_cq *cq)
+{
+	const struct emu_ucontext *ctx = cq->o.ctx;
+
+	for (uint32_t h = 0; h < ctx->nhandles; h++) {
+		const struct emu_qp *qp = (const struct emu_qp *)ctx->handles[h];
+
+		if (qp && qp->o.type == EMU_QP && qp->scq == cq && qp->state == IBV_QPS_RTS && qp->sq_nbb &&
+		    (uint16_t)load_be32(&qp->db[1]) != qp->sq_ci)
+			return true;
+	}
+	return false;
+}
+
 /* mlx5_ib_resize_cq() */
 static int resize_cq(struct emu_cmd *c)
 {
@@ -238,8 +253,9 @@ static int resize_cq(struct emu_cmd *c)
 	if (!cq || req.cqe < 1 || req.cqe > c->ctx->dev->limits.max_cqe)
 		return EINVAL;
 	entries = power_of_two_above(req.cqe);
-	if (entries < cq->ncqe && !c->settled)
-		return EMU_SETTLE; /* whether the unread ones fit must not depend on how fast we are */
+	/* Whether the unread ones fit must not depend on how fast the device thread is. */
+	if (entries < cq->ncqe && !c->settled && has_work_ahead(cq))
+		return EMU_SETTLE;
 	if (entries != cq->ncqe) {
 		err = cmd_uhw_request(c, &u, sizeof(u), sizeof(u));
 		if (err)

@@ -56,12 +56,25 @@ static int dealloc_pd(struct emu_ioctl_call *call)
 	return 0;
 }
 
+/* For ibv_import_pd(). */
+static int query_pd(struct emu_ioctl_call *call)
+{
+	const struct emu_pd *pd = attr_object(call, MLX5_IB_ATTR_QUERY_PD_HANDLE);
+
+	return attr_out(call, MLX5_IB_ATTR_QUERY_PD_RESP_PDN, &pd->pdn, sizeof(pd->pdn));
+}
+
+static const struct emu_attr_spec query_attrs[] = {
+	ATTR_HANDLE(MLX5_IB_ATTR_QUERY_PD_HANDLE, ATTR_IDR, EMU_PD, true),
+	ATTR_OUT_TYPE(MLX5_IB_ATTR_QUERY_PD_RESP_PDN, uint32_t, true),
+};
 static const struct emu_attr_spec destroy_attrs[] = {
 	ATTR_HANDLE(UVERBS_ATTR_DESTROY_PD_HANDLE, ATTR_IDR_DESTROY, EMU_PD, true),
 };
 
 static const struct emu_ioctl_method ioctl_methods[] = {
 	IOCTL_METHOD(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY, destroy_attrs, dealloc_pd),
+	IOCTL_METHOD(UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY, query_attrs, query_pd),
 };
 
 static const struct emu_write_method write_methods[] = {

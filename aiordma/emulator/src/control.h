@@ -164,10 +164,11 @@ const struct emu_write_method *emu_write_method_find(uint32_t command, int *erro
 ssize_t emu_write(struct emu_ucontext *, const void *buf, size_t len, bool settled); /* len, or -errno */
 int emu_ioctl(struct emu_ucontext *, void *hdr, bool settled);
 
-/* What a command returns, and nobody else sees, if it must find what was posted before it executed already. It's run
- * again after EMU_SETTLE_US, with `settled` set: about what a firmware command takes. */
+/* What a command returns, and nobody else sees, if it must find executed what was posted before it: a firmware command
+ * takes long enough for that. It's run again every EMU_SETTLE_US, the last time with `settled` set. */
 #define EMU_SETTLE 4096
 #define EMU_SETTLE_US 500
+#define EMU_SETTLE_TRIES 40
 
 /* ---------------------------------------------------------------- the ioctl form (uverbs_ioctl.c) */
 

@@ -174,11 +174,11 @@ int emu_hook_ioctl(int fd, unsigned long request, void *arg)
 		return emu_real.ioctl(fd, request, arg);
 	if (!emu_fd_known(fd) && !emu_foreign())
 		emu_node_adopt(fd);
-	for (bool settled = false;; settled = true) {
+	for (int tries = 0;; tries++) {
 		ctx = lock_context(fd, &error);
 		if (!ctx)
 			break;
-		error = emu.legacy_write ? ENOTTY : emu_ioctl(ctx, arg, settled);
+		error = emu.legacy_write ? ENOTTY : emu_ioctl(ctx, arg, tries == EMU_SETTLE_TRIES);
 		emu_unlock();
 		if (error != EMU_SETTLE)
 			break;
@@ -201,11 +201,11 @@ ssize_t emu_hook_write(int fd, const void *buf, size_t len)
 	emu_real_init();
 	if (!emu_fd_known(fd))
 		return emu_real.write(fd, buf, len);
-	for (bool settled = false;; settled = true) {
+	for (int tries = 0;; tries++) {
 		ctx = lock_context(fd, &error);
 		if (!ctx)
 			break;
-		n = emu_write(ctx, buf, len, settled);
+		n = emu_write(ctx, buf, len, tries == EMU_SETTLE_TRIES);
 		emu_unlock();
 		if (n >= 0)
 			return n;
