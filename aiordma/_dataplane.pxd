@@ -39,10 +39,17 @@ cdef class Completion(Waitable):
     cdef int _fail(self, object error) except -1
 
 
+# Posts one work request that struct ibv_send_wr can't express. ``payload`` is what the poster gave to _submit_custom();
+# ``flags`` are of enum ibv_send_flags, SIGNALED among them if it must be. Returns 0 or an errno.
+ctypedef int (*PostFunction)(v.ibv_qp *qp, uint64_t wr_id, unsigned int flags, const void *payload) noexcept nogil
+
+
 cdef struct Deferred:
     Deferred *next
     v.ibv_send_wr wr
     v.ibv_sge *sges
+    PostFunction post
+    void *payload
     void *completion
 
 
@@ -132,6 +139,13 @@ cdef class WorkQueue:
     cdef uint32_t _room(self)
     cdef int _post_chain(self, v.ibv_send_wr *first, uint32_t n, Completion c) except -1
     cdef int _submit(self, v.ibv_send_wr *wr, Completion c) except -1
+    cdef int _submit_custom(self, PostFunction post, const void *payload, size_t size, unsigned int flags,
+                            Completion c) except -1
+    cdef int _post_custom(self, PostFunction post, const void *payload, unsigned int flags, Completion c) except -1
+    cdef int _defer_custom(self, PostFunction post, const void *payload, size_t size, unsigned int flags,
+                           Completion c) except -1
+    cdef int _link(self, Deferred *node, Completion c) except -1
+    cdef int _count_signal(self, unsigned int *flags, uint64_t seq) except -1
     cdef int _defer(self, v.ibv_send_wr *wr, Completion c) except -1
     cdef int _flush_deferred(self) except -1
     cdef int _complete(self, v.ibv_wc *wc) except -1

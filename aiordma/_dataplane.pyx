@@ -739,6 +739,19 @@ cdef class WorkQueue:
         c.state = POSTED
         return 0
 
+    cdef int _count_signal(self, unsigned int *flags, uint64_t seq) except -1:
+        """Keeps count of what is signalled, and signals one request in half a queue: slots are given back only by a
+        signalled completion."""
+        if not flags[0] & v.IBV_SEND_SIGNALED:
+            self.unsignaled_run += 1
+            if self.unsignaled_run >= self.capacity // 2:
+                flags[0] |= v.IBV_SEND_SIGNALED
+        if flags[0] & v.IBV_SEND_SIGNALED:
+            self.unsignaled_run = 0
+            self.last_signaled = seq
+            self.any_signaled = True
+        return 0
+
     cdef int _post_chain(self, v.ibv_send_wr *first, uint32_t n, Completion c) except -1:
         """Posts n linked work requests of one operation, with one doorbell. There is room for them."""
         cdef v.ibv_send_wr *wr = first
@@ -748,15 +761,7 @@ cdef class WorkQueue:
         cdef int rc
         for i in range(n):
             wr.wr_id = self.base | (seq & SEQ_MASK)
-            if not wr.send_flags & v.IBV_SEND_SIGNALED:
-                self.unsignaled_run += 1
-                # Slots are given back only by a signalled completion, so one in half a queue is signalled.
-                if self.unsignaled_run >= self.capacity // 2:
-                    wr.send_flags |= v.IBV_SEND_SIGNALED
-            if wr.send_flags & v.IBV_SEND_SIGNALED:
-                self.unsignaled_run = 0
-                self.last_signaled = seq
-                self.any_signaled = True
+            self._count_signal(&wr.send_flags, seq)
             self._put(seq, c)
             c.seq = seq
             c._wr_id = wr.wr_id
@@ -823,6 +828,12 @@ cdef class WorkQueue:
                 memcpy(data, <void *><uintptr_t>wr.sg_list[i].addr, wr.sg_list[i].length)
                 node.sges[i].addr = <uint64_t><uintptr_t>data
                 data += wr.sg_list[i].length
+        node.post = NULL
+        return self._link(node, c)
+
+    cdef int _link(self, Deferred *node, Completion c) except -1:
+        """Puts a work request behind those that wait."""
+        node.next = NULL
         node.completion = <void *>c
         Py_INCREF(c)
         if self.deferred_tail == NULL:
@@ -836,6 +847,50 @@ cdef class WorkQueue:
             self.blocked_on_cq = True
             self.cq.blocked.append(self)
         return 0
+
+    cdef int _submit_custom(self, PostFunction post, const void *payload, size_t size, unsigned int flags,
+                            Completion c) except -1:
+        """As _submit(), for a work request that ``post`` builds from ``payload``; waiting, ``size`` bytes are copied."""
+        cdef CompletionQueue cq = self.cq
+        if self.closed:
+            raise ClosedError(f"QP {self.qp_num:#x} is closed")
+        if cq.error is not None:
+            raise cq.error
+        if self._room():
+            self._post_custom(post, payload, flags, c)
+        else:
+            self._defer_custom(post, payload, size, flags, c)
+        cq._schedule_tick()
+        return 0
+
+    cdef int _post_custom(self, PostFunction post, const void *payload, unsigned int flags, Completion c) except -1:
+        cdef uint64_t seq = self.head
+        cdef uint32_t run = self.unsignaled_run
+        cdef uint64_t last = self.last_signaled
+        cdef bint any_signaled = self.any_signaled
+        cdef int rc
+        self._count_signal(&flags, seq)
+        c.seq = seq
+        c._wr_id = self.base | (seq & SEQ_MASK)
+        rc = post(self.qp, c._wr_id, flags, payload)
+        if rc:
+            self.unsignaled_run, self.last_signaled, self.any_signaled = run, last, any_signaled
+            raise VerbsError("ibv_wr_complete", rc, _post_hint(rc))
+        self._put(seq, c)
+        self.head += 1
+        return 0
+
+    cdef int _defer_custom(self, PostFunction post, const void *payload, size_t size, unsigned int flags,
+                           Completion c) except -1:
+        cdef Deferred *node = <Deferred *>malloc(sizeof(Deferred) + size)
+        if node == NULL:
+            raise MemoryError()
+        memset(node, 0, sizeof(Deferred))
+        node.post = post
+        node.payload = <void *>(node + 1)
+        node.wr.send_flags = flags
+        memcpy(node.payload, payload, size)
+        return self._link(node, c)
 
     cdef int _flush_deferred(self) except -1:
         """Posts what waits, in order, as far as there is room."""
@@ -860,7 +915,10 @@ cdef class WorkQueue:
                     if c.signaled and c.remaining == 1:
                         node.wr.send_flags |= v.IBV_SEND_SIGNALED
                     node.wr.next = NULL
-                    self._post_chain(&node.wr, 1, c)
+                    if node.post != NULL:
+                        self._post_custom(node.post, node.payload, node.wr.send_flags, c)
+                    else:
+                        self._post_chain(&node.wr, 1, c)
                 else:
                     self._post_one_recv(node.sges, node.wr.num_sge, c)
             except VerbsError as e:
