@@ -146,9 +146,10 @@ def _write_port(folder: Path, port: EmulatedPort) -> None:
     for index in range(port.gid_table_size):
         gid = gids[index] if index < len(gids) else None
         if gid is None:
-            # The kernel shows zeros; reading the type or the network device of an empty entry is EINVAL there, and a
-            # file that isn't there is as near as a folder of plain files comes.
+            # The kernel shows zeros, and reading the entry's type gives EINVAL there, which libibverbs takes for v1. A
+            # plain file can't do that, but it can say v1.
             _put(folder / f"gids/{index}", "0000:0000:0000:0000:0000:0000:0000:0000")
+            _put(folder / f"gid_attrs/types/{index}", _GID_TYPES["v1"])
             continue
         _put(folder / f"gids/{index}", gid.sysfs)
         _put(folder / f"gid_attrs/types/{index}", _GID_TYPES[gid.type])

@@ -177,7 +177,9 @@ static void fill_device(const struct emu_device *d, struct ib_uverbs_query_devic
 		.max_qp = l->max_qp,
 		.max_qp_wr = l->max_qp_wr,
 		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_CHANGE_PHY_PORT,
+				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_CHANGE_PHY_PORT |
+				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
+				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
 		.max_sge = l->max_sge,
 		.max_sge_rd = l->max_sge_rd,
 		.max_cq = l->max_cq,

@@ -40,6 +40,20 @@ static int check_type(uint32_t type)
 	}
 }
 
+/* create_qp() in core/uverbs_cmd.c knows these; of those the device has only the first, and no multicast that it would
+ * have to keep from looping back. */
+static int check_create_flags(const struct qp_request *r)
+{
+	const uint32_t has = r->type == IBV_QPT_UD ? IBV_QP_CREATE_BLOCK_SELF_MCAST_LB : 0;
+	const uint32_t known = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | IBV_QP_CREATE_SCATTER_FCS |
+			       IBV_QP_CREATE_CVLAN_STRIPPING | IBV_QP_CREATE_SOURCE_QPN |
+			       IBV_QP_CREATE_PCI_WRITE_END_PADDING;
+
+	if (r->create_flags & ~known)
+		return EINVAL;
+	return r->create_flags & ~has ? EOPNOTSUPP : 0;
+}
+
 static int check_limits(const struct emu_device *d, const struct ib_uverbs_qp_cap *cap)
 {
 	const struct emu_limits *l = &d->limits;
@@ -138,12 +152,8 @@ static int new_qp(struct emu_cmd *c, const struct qp_request *r, struct emu_qp *
 
 	if (!err && (!r->pd || !r->scq || !r->rcq))
 		err = EINVAL;
-	if (!err && r->create_flags)
-		err = r->create_flags & ~(uint32_t)(IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | IBV_QP_CREATE_SCATTER_FCS |
-						    IBV_QP_CREATE_CVLAN_STRIPPING | IBV_QP_CREATE_SOURCE_QPN |
-						    IBV_QP_CREATE_PCI_WRITE_END_PADDING) ?
-			      EINVAL :
-			      EOPNOTSUPP;
+	if (!err)
+		err = check_create_flags(r);
 	if (!err)
 		err = check_limits(d, &r->cap);
 	if (!err)
