@@ -79,6 +79,7 @@ static void put(struct emu_cq *cq, const struct nic_cqe *c)
 
 		err->syndrome = c->syndrome;
 		err->vendor_err_synd = vendor_syndrome(c->syndrome);
+		inject_error_cqe(err);
 	} else {
 		cqe->imm_inval_pkey = c->imm;
 		cqe->byte_cnt = htobe32(c->bytes);
@@ -103,11 +104,13 @@ bool cq_write(struct emu_cq *cq, const struct nic_cqe *c)
 		emu_async_event(cq->o.ctx, IBV_EVENT_CQ_ERR, cq->user_handle, &cq->async_events);
 		return false;
 	}
+	inject_before_cqe(cq);
 	put(cq, c);
 	emu_log(EMU_DEBUG, "CQ 0x%x[%u]: op %u wqe op 0x%x qp 0x%x counter %u bytes %u syndrome 0x%x", cq->cqn, cq->pi - 1,
 		c->op, c->wqe_op, c->qpn, c->counter, c->bytes, c->syndrome);
 	if (cq->channel)
 		cq_check_armed(cq);
+	inject_after_cqe();
 	return true;
 }
 
@@ -166,7 +169,7 @@ bool cq_check_armed(struct emu_cq *cq)
 		cq->last_arm = word;
 		word = be32toh(word);
 		cq->armed = word & MLX5_CQ_DB_REQ_NOT_SOL ? 2 : 1;
-		cq->arm_ci = word & INDEX_MASK;
+		cq->arm_ci = inject_arm_index(cq, word & INDEX_MASK);
 	}
 	if (!cq->armed)
 		return false;

@@ -16,6 +16,7 @@
 #include <linux/netlink.h>
 
 #include "control.h"
+#include "inject.h"
 
 struct emu_real emu_real;
 static void *(*real_dlopen)(const char *, int);
@@ -174,6 +175,8 @@ int emu_hook_ioctl(int fd, unsigned long request, void *arg)
 		return emu_real.ioctl(fd, request, arg);
 	if (!emu_fd_known(fd) && !emu_foreign())
 		emu_node_adopt(fd);
+	if (emu_fd_known(fd) && (error = inject_ioctl(arg)))
+		goto out;
 	for (int tries = 0;; tries++) {
 		ctx = lock_context(fd, &error);
 		if (!ctx)
@@ -186,6 +189,7 @@ int emu_hook_ioctl(int fd, unsigned long request, void *arg)
 	}
 	if (!ctx && !error)
 		return emu_real.ioctl(fd, request, arg);
+out:
 	if (!error)
 		return 0;
 	errno = error;
@@ -201,6 +205,11 @@ ssize_t emu_hook_write(int fd, const void *buf, size_t len)
 	emu_real_init();
 	if (!emu_fd_known(fd))
 		return emu_real.write(fd, buf, len);
+	error = inject_write(buf, len);
+	if (error) {
+		errno = error;
+		return -1;
+	}
 	for (int tries = 0;; tries++) {
 		ctx = lock_context(fd, &error);
 		if (!ctx)

@@ -13,6 +13,7 @@
 #include <infiniband/mlx5dv.h>
 
 #include "emu.h"
+#include "inject.h"
 #include "util.h"
 
 #define likely(x) __builtin_expect(!!(x), 1)
@@ -317,6 +318,8 @@ bool idle_released_writer(void); /* since this was last asked: a doorbell is on 
 /* Has it work that its state lets it do? A QP that waits for a timer has not. */
 static inline bool engine_runnable(const struct emu_qp *qp)
 {
+	if (inject_held(qp))
+		return false;
 	switch (qp->state) {
 	case IBV_QPS_RTS:
 	case IBV_QPS_SQE:

@@ -266,6 +266,8 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 			return STEP_FAIL;
 	}
 	to = route(qp, w, &req);
+	if (inject_lost(qp))
+		to.dev = NULL;
 	if (w->opcode == MLX5_OPCODE_RDMA_READ)
 		step = step_read(qp, w, to, &req, syndrome);
 	else if (is_atomic(w->opcode))

@@ -108,8 +108,11 @@ static uint32_t sq_flush(struct emu_qp *qp, uint32_t budget)
 
 static enum nic_left flush_turn(struct emu_qp *qp, bool *worked)
 {
-	uint32_t done = sq_flush(qp, TURN_WQES);
+	uint32_t done;
 
+	if (inject_held(qp))
+		return LEFT_NOTHING;
+	done = sq_flush(qp, TURN_WQES);
 	if (qp->state == IBV_QPS_ERR)
 		done += rq_flush(qp, TURN_WQES);
 	*worked |= done != 0;
@@ -162,6 +165,8 @@ enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 	if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE)
 		return flush_turn(qp, worked);
 	for (uint32_t i = 0; i < TURN_WQES; i++) {
+		if (inject_held(qp))
+			return LEFT_NOTHING;
 		if (qp->state == IBV_QPS_SQD && !begun(qp))
 			return drained(qp);
 		if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD)
