@@ -151,11 +151,12 @@ static bool moderated(struct emu_cq *cq, uint32_t pi)
 		return false;
 	if (((pi - cq->arm_ci) & INDEX_MASK) >= cq->moderate_count)
 		return false;
-	if (!cq->event_due_ns) {
+	if (!cq->event_due_ns)
 		cq->event_due_ns = engine_now() + cq->moderate_period * 1000ull;
-		engine_timer(cq->event_due_ns);
-	}
-	return engine_now() < cq->event_due_ns;
+	if (engine_now() >= cq->event_due_ns)
+		return false;
+	engine_timer(cq->event_due_ns);
+	return true;
 }
 
 bool cq_check_armed(struct emu_cq *cq)
