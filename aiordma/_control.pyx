@@ -9,13 +9,14 @@ the pyverbs objects hold.
 from cpython.object cimport PyObject
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 from posix.unistd cimport read as c_read
 from posix.unistd cimport write as c_write
 
 from aiordma cimport _ibv as v
+from aiordma cimport _mlx5dv as dv
 
 from aiordma.errors import ProviderError, VerbsError
 
@@ -192,6 +193,45 @@ def next_async_event(uintptr_t context):
     return (event_type, kind, element) if rc == 0 else None
 
 
+def mlx5_supported(bytes name) -> bool:
+    """Whether a device is one of mlx5's: asked before anything of mlx5dv is called on it, which could end the process."""
+    cdef int n = 0, i
+    cdef bint found = False
+    cdef v.ibv_device **devices
+    with nogil:
+        devices = v.ibv_get_device_list(&n)
+    if devices == NULL:
+        raise VerbsError("ibv_get_device_list", errno)
+    for i in range(n):
+        if <bytes>devices[i].name == name:
+            found = dv.mlx5dv_is_supported(devices[i])
+    v.ibv_free_device_list(devices)
+    return found
+
+
+def ah_address(object ah, uintptr_t context, uintptr_t pd) -> int:
+    """Address of the ``struct ibv_ah`` in a pyverbs AH."""
+    cdef _SafeReader reader = _SafeReader()
+    cdef dv.ibv_ah seen
+    for word in _candidates(ah):
+        if not reader.read(word, &seen, sizeof(seen)):
+            continue
+        if <uintptr_t>seen.context == context and <uintptr_t>seen.pd == pd:
+            return word
+    raise _unknown("struct ibv_ah", ah)
+
+
+def mkey_address(object mkey) -> int:
+    """Address of the ``struct mlx5dv_mkey`` in a pyverbs Mlx5Mkey."""
+    cdef _SafeReader reader = _SafeReader()
+    cdef dv.mlx5dv_mkey seen
+    cdef uint32_t lkey = mkey.lkey, rkey = mkey.rkey
+    for word in _candidates(mkey):
+        if reader.read(word, &seen, sizeof(seen)) and seen.lkey == lkey and seen.rkey == rkey and lkey:
+            return word
+    raise _unknown("struct mlx5dv_mkey", mkey)
+
+
 # ---------------------------------------------------------------- memory regions
 
 cdef class Registration:
@@ -300,6 +340,15 @@ def query_qp_state(uintptr_t qp) -> int:
     if rc:
         raise VerbsError("ibv_query_qp", rc)
     return a.qp_state
+
+
+def dci_stream_id_reset(uintptr_t qp, uint16_t stream_id) -> None:
+    """mlx5dv_dci_stream_id_reset(3) without the GIL."""
+    cdef int rc
+    with nogil:
+        rc = dv.mlx5dv_dci_stream_id_reset(<v.ibv_qp *>qp, stream_id)
+    if rc:
+        raise VerbsError("mlx5dv_dci_stream_id_reset", rc, f"stream {stream_id}")
 
 
 def qp_caps(uintptr_t qp) -> dict:

@@ -9,6 +9,7 @@ from aiordma._waitable cimport Hooks, Waitable
 cdef class Completion(Waitable):
     cdef WorkQueue queue
     cdef object keepalive
+    cdef object companion
     cdef uint64_t seq
     cdef uint8_t state
     cdef bint signaled

@@ -6,6 +6,9 @@ from aiordma.errors import CompletionError, RdmaError
 
 REQUEST_RECV: int
 REQUEST_MARKER: int
+REQUEST_UMR: int
+REQUEST_MEMCPY: int
+REQUEST_RAW_WQE: int
 
 @final
 class Completion(Waitable):

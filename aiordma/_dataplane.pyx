@@ -90,6 +90,9 @@ cdef uint64_t TURN_NS = 1_000_000
 
 REQUEST_RECV = -1
 REQUEST_MARKER = -2
+REQUEST_UMR = -3
+REQUEST_MEMCPY = -4
+REQUEST_RAW_WQE = -5
 
 _REQUEST_NAMES = {
     <int>v.IBV_WR_RDMA_WRITE: "RDMA_WRITE",
@@ -103,6 +106,9 @@ _REQUEST_NAMES = {
     <int>v.IBV_WR_SEND_WITH_INV: "SEND_WITH_INV",
     REQUEST_RECV: "RECV",
     REQUEST_MARKER: "marker",
+    REQUEST_UMR: "UMR",
+    REQUEST_MEMCPY: "MEMCPY",
+    REQUEST_RAW_WQE: "RAW_WQE",
 }
 
 
@@ -176,6 +182,7 @@ cdef class Completion(Waitable):
                 alarm.error = self._error()
                 self.alarm = alarm
         self.keepalive = None
+        self.companion = None
         if self._status == 0 and self.error is None and self.asked in (
             v.IBV_WR_ATOMIC_CMP_AND_SWP, v.IBV_WR_ATOMIC_FETCH_AND_ADD
         ):
@@ -371,12 +378,9 @@ cdef int _leave_all(object keepalive) except -1:
 
 
 cdef int _leave(Region region) except -1:
-    cdef Waitable idle
     region.inflight -= 1
-    if region.inflight == 0 and region.idle is not None:
-        idle = region.idle
-        region.idle = None
-        idle._finish()
+    if region.inflight == 0:
+        region.announce_idle()
     return 0
 
 

@@ -214,6 +214,8 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         IBV_EVENT_QP_LAST_WQE_REACHED
         IBV_EVENT_WQ_FATAL
 
+    ibv_device **ibv_get_device_list(int *)
+    void ibv_free_device_list(ibv_device **)
     int ibv_post_send(ibv_qp *, ibv_send_wr *, ibv_send_wr **)
     int ibv_post_recv(ibv_qp *, ibv_recv_wr *, ibv_recv_wr **)
     int ibv_post_srq_recv(ibv_srq *, ibv_recv_wr *, ibv_recv_wr **)

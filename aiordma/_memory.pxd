@@ -16,6 +16,7 @@ cdef class Region:
     cdef object buffer
     cdef readonly object domain
     cdef Waitable idle
+    cdef int announce_idle(self) except -1
 
 
 cdef class MemorySlice:

@@ -2,6 +2,7 @@
 """Registered memory as the data plane sees it: a registration, slices of it, and its description for a peer."""
 
 import struct
+from operator import index
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -19,8 +20,8 @@ cdef tuple _bounds(object key, uint64_t length, str what):
         raise TypeError(f"{what} takes a slice of bytes, as in {what}[0:8]")
     if key.step is not None and key.step != 1:
         raise UsageError(f"{what} can only be sliced with step 1")
-    start = 0 if key.start is None else key.start.__index__()
-    stop = length if key.stop is None else key.stop.__index__()
+    start = 0 if key.start is None else index(key.start)
+    stop = length if key.stop is None else index(key.stop)
     if start < 0:
         start += length
     if stop < 0:
@@ -98,6 +99,14 @@ cdef class Region:
         buffer, self.buffer = self.buffer, None
         if buffer is not None:
             (<BufferPin>buffer).release()
+
+    cdef int announce_idle(self) except -1:
+        """No work request uses it any more."""
+        cdef Waitable idle = self.idle
+        if idle is not None:
+            self.idle = None
+            idle._finish()
+        return 0
 
     def notify_idle(self, Waitable signal) -> None:
         """``signal`` finishes when no work request uses the region."""
@@ -178,10 +187,16 @@ cdef class RemoteBuffer:
     """
 
     def __init__(self, addr, length, rkey, access=None):
+        for name, value in (("addr", addr), ("length", length), ("rkey", rkey), ("access", access)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                if name != "access" or value is not None:
+                    raise UsageError(f"RemoteBuffer: {name} is a number, not {value!r}")
         if not 0 <= addr < 1 << 64 or not 0 <= length < 1 << 64 or addr + length > 1 << 64:
             raise UsageError(f"remote range {addr:#x}+{length} isn't within 64-bit addresses")
         if not 0 <= rkey < 1 << 32:
             raise UsageError(f"rkey {rkey} isn't an unsigned 32-bit number")
+        if access is not None and not 0 <= access < 1 << 31:
+            raise UsageError(f"access {access} isn't flags of enum ibv_access_flags")
         self.addr = addr
         self.length = length
         self.rkey = rkey
@@ -212,13 +227,17 @@ cdef class RemoteBuffer:
     @classmethod
     def from_bytes(cls, data) -> RemoteBuffer:
         """The inverse of :meth:`to_bytes`; :class:`UsageError` for anything else."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise UsageError(f"a RemoteBuffer is made from {_REMOTE.size} bytes, not from {type(data).__name__}")
         data = bytes(data)
         if len(data) != _REMOTE.size:
             raise UsageError(f"a RemoteBuffer is {_REMOTE.size} bytes, not {len(data)}")
         magic, version, addr, length, rkey, access = _REMOTE.unpack(data)
         if magic != _MAGIC or version != _VERSION:
             raise UsageError(f"not a RemoteBuffer of version {_VERSION}: starts with {data[:5]!r}")
-        return cls(addr, length, rkey, None if access < 0 else access)
+        if data[5:8] != bytes(3):
+            raise UsageError("not a RemoteBuffer: reserved bytes aren't zero")
+        return cls(addr, length, rkey, None if access == -1 else access)
 
     def to_json(self) -> dict:
         """A dict of numbers for ``json.dumps``; addresses are hex strings, since JSON numbers lose 64-bit ones."""
@@ -232,9 +251,7 @@ cdef class RemoteBuffer:
         """The inverse of :meth:`to_json`; :class:`UsageError` names what is missing or wrong."""
         try:
             addr = data["addr"]
-            addr = int(addr, 16) if isinstance(addr, str) else int(addr)
-            access = data.get("access")
-            return cls(addr, int(data["length"]), int(data["rkey"]), None if access is None else int(access))
+            return cls(int(addr, 16) if isinstance(addr, str) else addr, data["length"], data["rkey"], data.get("access"))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             if isinstance(e, UsageError):
                 raise

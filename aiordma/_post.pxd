@@ -23,6 +23,7 @@ cdef class QueuePairBase(Receiver):
     cdef uint64_t _max_message
     cdef bint always_signal
     cdef int _check_send(self) except -1
+    cdef object _pins(self)
     cdef int _gather_source(self, v.ibv_send_wr *wr, v.ibv_sge *sges, Completion c, object local, int need,
                             object inline, void *pinned) except -1
     cdef int _build(self, v.ibv_send_wr *wr, v.ibv_sge *sges, Completion c, int opcode, object local,

@@ -47,7 +47,7 @@ cdef class _Pinned:
         self.n += 1
         return 0
 
-    cdef int release(self) except -1:
+    cpdef int release(self) except -1:
         while self.n:
             self.n -= 1
             PyBuffer_Release(&self.views[self.n])
@@ -215,6 +215,10 @@ cdef class QueuePairBase(Receiver):
         c.signaled = flags & v.IBV_SEND_SIGNALED != 0
         c.remaining = 1
         return c
+
+    cdef object _pins(self):
+        """A place for the buffer exports of inline data."""
+        return _Pinned.__new__(_Pinned)
 
     cdef int _check_send(self) except -1:
         self._send.cq.hooks.check()

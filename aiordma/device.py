@@ -188,6 +188,11 @@ class Device:
         return self._facts["attributes"]
 
     @property
+    def mlx5(self) -> Any:
+        """What mlx5dv_query_device(3) says, as pyverbs' Mlx5DVContext; None where it isn't an mlx5 device with DEVX."""
+        return self._facts["mlx5"]
+
+    @property
     def port(self) -> int:
         """The port number in use."""
         port: int = self._facts["port"]
@@ -502,17 +507,35 @@ async def _open(control: Control, name: str | None, port: int, gid_index: int | 
 
 def _open_verbs(name: str | None, port: int, gid_index: int | None) -> tuple[str, dict[str, Any]]:
     chosen = _choose_device(name)
-    device_module = _pyverbs.module("device")
-    try:
-        context = device_module.Context(name=chosen)
-    except Exception as e:
-        raise _pyverbs.translate(e, "ibv_open_device", chosen) from e
+    context = _open_context(chosen)
     try:
         facts = _facts(context, chosen, port, gid_index)
     except BaseException:
         context.close()
         raise
     return chosen, facts
+
+
+def _open_context(name: str) -> Any:
+    """The pyverbs Context; an Mlx5Context with DEVX where the device has it and the kernel allows it."""
+    if _control.mlx5_supported(name.encode()):
+        module = _pyverbs.module("providers.mlx5.mlx5dv")
+        flags = _pyverbs.module("providers.mlx5.mlx5_enums").MLX5DV_CONTEXT_FLAGS_DEVX
+        try:
+            return module.Mlx5Context(module.Mlx5DVContextAttr(flags=flags), name)
+        except Exception as e:
+            # DEVX needs a capability of the process or of the device; everything else works without it.
+            _log.debug("%s: opening without DEVX (%s)", name, e)
+    try:
+        return _pyverbs.module("device").Context(name=name)
+    except Exception as e:
+        raise _pyverbs.translate(e, "ibv_open_device", name) from e
+
+
+def _mlx5_facts(context: Any) -> Any:
+    """The pyverbs Mlx5DVContext (mlx5dv_query_device(3)), or None for another provider's device or without DEVX."""
+    query = getattr(context, "query_mlx5_device", None)
+    return None if query is None else query()
 
 
 def _facts(context: Any, name: str, port: int, gid_index: int | None) -> dict[str, Any]:
@@ -548,6 +571,7 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None) -> dict[st
         "max_message": port_attributes.max_msg_sz,
         "max_cqe": attributes.max_cqe,
         "emulated": _is_emulated(),
+        "mlx5": _mlx5_facts(context),
     }
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import CompletionQueue, WorkQueue
 from aiordma._offload import Pending, delay, in_thread, until
 from aiordma._post import Batch, QueuePairBase
 from aiordma._waitable import Signal
-from aiordma.access import Access
+from aiordma.access import Access, known_access
 from aiordma.errors import ClosedError, QPStateError, UnsupportedError, UsageError, VerbsError
 from aiordma.gid import GidType, match
 from aiordma.info import QPInfo
@@ -89,8 +90,10 @@ class QPConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or not low <= value <= high:
                 raise UsageError(f"{name}: a number from {low} to {high}, not {value!r}")
-        if self.max_rd_atomic is not None and not 0 <= self.max_rd_atomic <= 255:
-            raise UsageError(f"max_rd_atomic: 0 to 255, or None for what the device can, not {self.max_rd_atomic!r}")
+        depth = self.max_rd_atomic
+        if depth is not None and (not isinstance(depth, int) or not 0 <= depth <= 255):
+            raise UsageError(f"max_rd_atomic: 0 to 255, or None for what the device can, not {depth!r}")
+        known_access(self.access)
 
 
 class QueuePair(QueuePairBase):
@@ -420,10 +423,24 @@ def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> 
     config.check()
     if srq is not None and srq.device is not device:
         raise UsageError("the SRQ belongs to another device")
-    return Pending(device.control, _create(device, config, srq), dispose=True)
+    return Pending(device.control, make(device, config, srq, QueuePair, make_plain), dispose=True)
 
 
-async def _create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> QueuePair:
+Made = TypeVar("Made", bound=QueuePair)
+
+
+class Maker(Protocol):
+    """Makes the verbs QP: gives the pyverbs QP, and an object with the granted ``max_send_sge`` and so on."""
+
+    def __call__(
+        self, device: Device, config: QPConfig, cqs: tuple[Any, Any], srq: SharedReceiveQueue | None, /
+    ) -> tuple[Any, Any]: ...
+
+
+async def make(
+    device: Device, config: QPConfig, srq: SharedReceiveQueue | None, cls: type[Made], maker: Maker, *, initialise: bool = True
+) -> Made:
+    """Inside a control operation: a QP of class ``cls`` around what ``maker`` makes, in INIT."""
     recv_entries = 0 if srq is not None else config.max_recv_wr
     send_cq = await device.engine.acquire("send", config.max_send_wr)
     try:
@@ -432,65 +449,87 @@ async def _create(device: Device, config: QPConfig, srq: SharedReceiveQueue | No
         send_cq.unreserve(config.max_send_wr)
         raise
     try:
-        pyverbs, caps = await in_thread(device.control, _make, device, config, send_cq, recv_cq, srq)
+        pyverbs, caps = await in_thread(
+            device.control, _make, device, config, (send_cq.pyverbs, recv_cq.pyverbs), srq, maker, initialise
+        )
     except BaseException:
         send_cq.unreserve(config.max_send_wr)
         recv_cq.unreserve(recv_entries)
         raise
     # The device may grant more than was asked for; slots are counted by what the CQs were reserved for.
     caps["max_send_wr"], caps["max_recv_wr"] = config.max_send_wr, config.max_recv_wr
-    qp = QueuePair(device, pyverbs, config, (send_cq, recv_cq), srq, caps, (config.max_send_wr, recv_entries))
+    qp = cls(device, pyverbs, config, (send_cq, recv_cq), srq, caps, (config.max_send_wr, recv_entries))
     if srq is not None:
         srq.attach(qp)
     device.adopt(qp)
     return qp
 
 
-def _make(
-    device: Device, config: QPConfig, send_cq: CompletionQueue, recv_cq: CompletionQueue, srq: SharedReceiveQueue | None
-) -> tuple[Any, dict[str, int]]:
+def make_plain(device: Device, config: QPConfig, cqs: tuple[Any, Any], srq: SharedReceiveQueue | None) -> tuple[Any, Any]:
+    """The Maker of plain verbs QPs (ibv_create_qp(3))."""
     module = _pyverbs.module("qp")
-    cap = module.QPCap(
-        config.max_send_wr,
-        config.max_recv_wr if srq is None else 0,
-        config.max_send_sge,
-        config.max_recv_sge if srq is None else 0,
-        config.max_inline_data,
-    )
     init = module.QPInitAttr(
         qp_type=QP_TYPES[config.qp_type],
-        scq=send_cq.pyverbs,
-        rcq=recv_cq.pyverbs,
+        scq=cqs[0],
+        rcq=cqs[1],
         srq=srq.pyverbs if srq is not None else None,
-        cap=cap,
+        cap=cap(config, srq is None),
         sq_sig_all=0,
     )
+    return module.QP(device.pd, init), init
+
+
+def cap(config: QPConfig, own_receives: bool) -> Any:
+    """pyverbs' QPCap for a config."""
+    return _pyverbs.module("qp").QPCap(
+        config.max_send_wr,
+        config.max_recv_wr if own_receives else 0,
+        config.max_send_sge,
+        config.max_recv_sge if own_receives else 0,
+        config.max_inline_data,
+    )
+
+
+def _make(
+    device: Device,
+    config: QPConfig,
+    cqs: tuple[Any, Any],
+    srq: SharedReceiveQueue | None,
+    maker: Maker,
+    initialise: bool,
+) -> tuple[Any, dict[str, int]]:
     try:
-        qp = module.QP(device.pd, init)
+        qp, granted = maker(device, config, cqs, srq)
+    except UnsupportedError:
+        raise
     except Exception as e:
         error = _pyverbs.translate(e, "ibv_create_qp", f"{config}")
-        if isinstance(error, VerbsError) and error.errno == 95:
-            raise UnsupportedError(device.name, f"{config.qp_type} QPs", str(error)) from e
+        if isinstance(error, VerbsError) and error.errno == errno.EOPNOTSUPP:
+            raise UnsupportedError(device.name, f"{config.qp_type} QPs of this kind", str(error)) from e
         raise error from e
-    address = _control.qp_address(qp, device.context_address)
     try:
-        _control.modify_qp(
-            address,
-            _STATE | _PKEY | _PORT | _ACCESS,
-            {
-                "qp_state": INIT,
-                "pkey_index": 0,
-                "port_num": device.port,
-                "qp_access_flags": int(config.access & device.remote_access),
-                "_detail": f"QP {qp.qp_num:#x} to INIT on port {device.port}",
-            },
-        )
+        if initialise:
+            _initialise(device, config, qp)
     except BaseException:
         qp.close()
         raise
-    granted = init.cap
     return qp, {
         "max_send_sge": granted.max_send_sge,
         "max_recv_sge": granted.max_recv_sge,
         "max_inline_data": granted.max_inline_data,
     }
+
+
+def _initialise(device: Device, config: QPConfig, qp: Any) -> None:
+    """RESET to INIT, so that receives can be posted."""
+    _control.modify_qp(
+        _control.qp_address(qp, device.context_address),
+        _STATE | _PKEY | _PORT | _ACCESS,
+        {
+            "qp_state": INIT,
+            "pkey_index": 0,
+            "port_num": device.port,
+            "qp_access_flags": int(config.access & device.remote_access),
+            "_detail": f"QP {qp.qp_num:#x} to INIT on port {device.port}",
+        },
+    )

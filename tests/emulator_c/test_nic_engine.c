@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: MIT
+ * The device thread: lost doorbells, sleep, fairness, commands while it's busy, fork. */
+#define _GNU_SOURCE
+#include "nic_world.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct app app;
+static struct tcq cq;
+static struct tmr mr;
+static uint8_t *mem;
+
+#define BIG (128u << 20)
+
+static void open_all(void)
+{
+	app_open(&app, 0);
+	cq_new(&cq, &app, 4096, NULL);
+	mem = aligned_alloc(4096, 2 * BIG);
+	mr_new(&mr, &app, mem, 2 * BIG, ALL_ACCESS);
+}
+
+static void close_all(void)
+{
+	mr_free(&mr);
+	free(mem);
+	cq_free(&cq);
+	app_close(&app);
+}
+
+static void pair_new(struct tqp q[2])
+{
+	for (unsigned i = 0; i < 2; i++)
+		qp_new(&q[i], &app, &cq, &cq, (struct qp_opts){ 0 });
+	qp_connect(&q[0], &q[1]);
+}
+
+static struct wr write_of(struct sge *s, uint32_t len)
+{
+	*s = (struct sge){ mem, len, mr.m.key };
+	return (struct wr){ .opcode = MLX5_OPCODE_RDMA_WRITE, .sg = s, .nsg = 1, .raddr = (uintptr_t)mem + BIG,
+			    .rkey = mr.m.key };
+}
+
+static double cpu_seconds(void)
+{
+	struct rusage r;
+
+	getrusage(RUSAGE_SELF, &r);
+	return (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) + 1e-6 * (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec);
+}
+
+static void ok(struct tqp *q)
+{
+	struct wc wc;
+
+	cq_wait(&cq, &wc);
+	CHECK_EQ(wc.syndrome, 0);
+	if (q)
+		CHECK_EQ(wc.qpn, q->qp.qpn);
+}
+
+/* No QP is forgotten, however its doorbell got lost; and order within each is kept. */
+static void lost_doorbells(void)
+{
+	enum { PAIRS = 300 };
+	struct tqp(*q)[2] = aligned_alloc(64, PAIRS * sizeof(*q));
+	uint16_t seen[PAIRS] = { 0 };
+	struct sge s;
+	struct wr w;
+	struct wc wc;
+
+	open_all();
+	w = write_of(&s, 8);
+	for (unsigned i = 0; i < PAIRS; i++)
+		pair_new(q[i]);
+	/* They share registers, so most are overwritten at once; some don't ring at all. */
+	for (unsigned k = 0; k < 5; k++)
+		for (unsigned i = 0; i < PAIRS; i++) {
+			if (i % 3)
+				qp_post(&q[i][0], &w);
+			else
+				qp_post_quietly(&q[i][0], &w);
+		}
+	for (unsigned n = 0; n < 5 * PAIRS; n++) {
+		unsigned i;
+
+		cq_wait(&cq, &wc);
+		for (i = 0; q[i][0].qp.qpn != wc.qpn; i++)
+			;
+		CHECK_EQ(wc.counter, seen[i]);
+		seen[i]++;
+	}
+	for (unsigned i = 0; i < PAIRS; i++) {
+		qp_free(&q[i][0]);
+		qp_free(&q[i][1]);
+	}
+	close_all();
+	free(q);
+}
+
+static void sleeps_and_wakes(void)
+{
+	struct tqp q[2];
+	struct sge s;
+	struct wr w;
+	double cpu;
+
+	open_all();
+	w = write_of(&s, 8);
+	pair_new(q);
+	for (unsigned i = 0; i < 50; i++) {
+		sleep_ms(i < 40 ? 1 : 10);
+		qp_post(&q[0], &w);
+		ok(&q[0]);
+	}
+	sleep_ms(20);
+	cpu = cpu_seconds();
+	sleep_ms(500);
+	cpu = cpu_seconds() - cpu;
+	fprintf(stderr, "idle: %.2f%% of a CPU\n", cpu / 0.5 * 100);
+	CHECK(cpu < 0.05); /* a spinning thread would have taken 0.5 */
+	qp_free(&q[0]);
+	qp_free(&q[1]);
+	close_all();
+}
+
+/* Small messages overtake large ones of other QPs, and commands don't wait for them. */
+static void fair(void)
+{
+	struct tqp a[2], b[2];
+	struct sge s, s8;
+	struct wr w, w8;
+	struct wc wc;
+	uint64_t t, longest = 0;
+	unsigned small = 0;
+
+	open_all();
+	memset(mem, 1, 2 * BIG);
+	pair_new(a);
+	pair_new(b);
+	w = write_of(&s, BIG);
+	w8 = write_of(&s8, 8);
+	for (unsigned k = 0; k < 4; k++)
+		qp_post(&a[0], &w);
+	qp_post(&b[0], &w8);
+	for (unsigned large = 0; large < 4;) {
+		struct tmr other;
+
+		cq_wait(&cq, &wc);
+		CHECK_EQ(wc.syndrome, 0);
+		if (wc.qpn == a[0].qp.qpn) {
+			large++;
+			continue;
+		}
+		small++;
+		t = monotonic_us();
+		mr_new(&other, &app, mem, 8, 0);
+		mr_free(&other);
+		t = monotonic_us() - t;
+		longest = t > longest ? t : longest;
+		qp_post(&b[0], &w8);
+	}
+	CHECK(small > 50);
+	CHECK(longest < 500000);
+	cq_wait(&cq, &wc);
+	CHECK_EQ(memcmp(mem, mem + BIG, BIG), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		qp_free(&a[i]);
+		qp_free(&b[i]);
+	}
+	close_all();
+}
+
+/* A key, and a QP at either end, that goes in the middle of a long message. */
+static void gone_meanwhile(void)
+{
+	struct tqp q[2];
+	struct sge s;
+	struct wr w;
+	struct wc wc;
+	struct tmr target;
+
+	for (unsigned what = 0; what < 3; what++) {
+		open_all();
+		pair_new(q);
+		q[0].qp.timeout = 8;
+		q[0].qp.retry_cnt = 1;
+		mr_new(&target, &app, mem + BIG, BIG, ALL_ACCESS);
+		w = write_of(&s, BIG);
+		w.rkey = target.m.key;
+		qp_post(&q[0], &w);
+		qp_post(&q[0], &w);
+		usleep(2000);
+		if (what == 0) {
+			mr_free(&target);
+			cq_wait(&cq, &wc);
+			if (!wc.syndrome)
+				cq_wait(&cq, &wc);
+			CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+		} else {
+			qp_free(&q[what - 1]);
+			if (what == 2) {
+				cq_wait(&cq, &wc);
+				CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
+			}
+			mr_free(&target);
+		}
+		if (what != 1)
+			qp_free(&q[0]);
+		if (what != 2)
+			qp_free(&q[1]);
+		close_all();
+	}
+}
+
+/* Objects come and go on one thread while another has traffic. */
+static bool stop;
+
+static void *churn(void *unused)
+{
+	static uint8_t bytes[64];
+
+	(void)unused;
+	while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+		struct emu_channel ch;
+		struct app own;
+		struct tqp q[2];
+		struct tcq c;
+		struct tmr m;
+		struct sge s;
+		struct wr w;
+
+		app_open(&own, 0);
+		CHECK_EQ(emu_channel_init(&ch, 8), 0);
+		cq_new(&c, &own, 16, &ch);
+		mr_new(&m, &own, bytes, sizeof(bytes), ALL_ACCESS);
+		for (unsigned i = 0; i < 2; i++)
+			qp_new(&q[i], &own, &c, &c, (struct qp_opts){ 0 });
+		qp_connect(&q[0], &q[1]);
+		s = (struct sge){ bytes, 8, m.m.key };
+		w = (struct wr){ .opcode = MLX5_OPCODE_RDMA_WRITE, .sg = &s, .nsg = 1, .raddr = (uintptr_t)bytes + 32,
+				 .rkey = m.m.key };
+		cq_arm(&c, false);
+		for (unsigned i = 0; i < 10; i++)
+			qp_post(&q[0], &w);
+		/* All at once, whatever it is at. */
+		qp_free(&q[1]);
+		qp_free(&q[0]);
+		cq_free(&c);
+		mr_free(&m);
+		emu_lock();
+		emu_channel_close(&ch, true);
+		emu_unlock();
+		app_close(&own);
+	}
+	return NULL;
+}
+
+static void busy_with_churn(void)
+{
+	struct tqp q[2];
+	pthread_t t[2];
+	struct sge s;
+	struct wr w;
+	uint64_t end = monotonic_us() + 1000000;
+
+	open_all();
+	pair_new(q);
+	w = write_of(&s, 100);
+	for (unsigned i = 0; i < 2; i++)
+		CHECK_EQ(pthread_create(&t[i], NULL, churn, NULL), 0);
+	while (monotonic_us() < end) {
+		for (unsigned i = 0; i < 16; i++)
+			qp_post(&q[0], &w);
+		for (unsigned i = 0; i < 16; i++)
+			ok(&q[0]);
+	}
+	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+	for (unsigned i = 0; i < 2; i++)
+		pthread_join(t[i], NULL);
+	qp_free(&q[0]);
+	qp_free(&q[1]);
+	close_all();
+}
+
+/* Any bytes in a WQE: something comes of it, and the process lives. */
+static void garbage(void)
+{
+	struct tqp q[2];
+	uint8_t raw[240];
+	struct wr w = { .raw = raw, .unsignalled = false };
+	struct wc wc;
+
+	srand(7);
+	open_all();
+	for (unsigned round = 0; round < 3000; round++) {
+		pair_new(q);
+		if (round & 1)
+			q[0].qp.type = IBV_QPT_UD;
+		for (unsigned i = 0; i < sizeof(raw); i++)
+			raw[i] = (uint8_t)rand();
+		if (round % 3 == 0)
+			memset(raw + 16, 0xff, 64);
+		w.nraw = (uint32_t)(rand() % 15) * 16;
+		w.opcode = (uint8_t)(round % 5 ? rand() % 0x30 : rand());
+		w.opmod = (uint8_t)rand();
+		w.ds = rand() % 4 ? 0 : rand() % 64 + 1;
+		w.imm = mr.m.key;
+		qp_post(&q[0], &w);
+		q[0].qp.retry_cnt = 0;
+		q[0].qp.timeout = 1;
+		cq_wait(&cq, &wc);
+		qp_free(&q[0]);
+		qp_free(&q[1]);
+		while (cq_poll(&cq, &wc))
+			;
+	}
+	/* And a producer index out of the blue: every block is looked at, none outside the ring. */
+	pair_new(q);
+	__atomic_store_n(&q[0].db[1], htobe32(0x7fff), __ATOMIC_RELEASE);
+	__atomic_store_n(&q[1].db[0], htobe32(0x7fff), __ATOMIC_RELEASE);
+	qp_state(&q[1], IBV_QPS_ERR);
+	sleep_ms(50);
+	qp_free(&q[0]);
+	qp_free(&q[1]);
+	close_all();
+}
+
+extern void emu_engine_forked(void);
+
+static void forks(void)
+{
+	struct tqp q[2];
+	struct sge s;
+	struct wr w;
+	int status;
+	pid_t pid;
+
+	open_all();
+	pair_new(q);
+	w = write_of(&s, 8);
+	qp_post(&q[0], &w);
+	ok(&q[0]);
+	emu_lock();
+	pid = fork();
+	if (!pid) {
+		pthread_mutex_init(&emu.lock, NULL);
+		emu_engine_forked();
+		emu_engine_wake();
+		emu_engine_stop();
+		_exit(0);
+	}
+	emu_unlock();
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+	sleep_ms(5);
+	qp_post(&q[0], &w);
+	ok(&q[0]);
+	qp_free(&q[0]);
+	qp_free(&q[1]);
+	close_all();
+}
+
+int main(void)
+{
+	world_open(1);
+	lost_doorbells();
+	sleeps_and_wakes();
+	fair();
+	gone_meanwhile();
+	busy_with_churn();
+	garbage();
+	forks();
+	world_close();
+	return 0;
+}
