@@ -40,11 +40,18 @@ for _flag in Access:
 
 def check_access(access: int) -> Access:
     """``access`` as :class:`Access`; :class:`AccessFlagsError` for what ibv_reg_mr(3) refuses with a bare EINVAL."""
-    if access & ~int(_KNOWN):
-        raise AccessFlagsError(f"unknown access flags {access & ~int(_KNOWN):#x}; see aiordma.Access")
-    flags = Access(access)
+    flags = known_access(access)
     if flags & (Access.REMOTE_WRITE | Access.REMOTE_ATOMIC) and not flags & Access.LOCAL_WRITE:
         raise AccessFlagsError(f"{flags!r}: REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too (ibv_reg_mr(3))")
     if flags & Access.ZERO_BASED:
         raise AccessFlagsError("ZERO_BASED regions aren't supported: addresses in work requests are virtual addresses")
     return flags
+
+
+def known_access(access: int) -> Access:
+    """``access`` as :class:`Access`, whatever the combination; :class:`AccessFlagsError` where it isn't flags at all."""
+    if not isinstance(access, int):
+        raise AccessFlagsError(f"access is flags of aiordma.Access, not {access!r}")
+    if access & ~int(_KNOWN):
+        raise AccessFlagsError(f"unknown access flags {access & ~int(_KNOWN):#x}; see aiordma.Access")
+    return Access(access)

@@ -121,7 +121,11 @@ class UnsupportedError(RdmaError):
     def __init__(self, device: str, capability: str, hint: str = "") -> None:
         self.device = device
         self.capability = capability
+        self.hint = hint
         super().__init__(f"{device} does not support {capability}" + (f": {hint}" if hint else ""))
+
+    def __reduce__(self) -> tuple[type[UnsupportedError], tuple[str, str, str]]:
+        return type(self), (self.device, self.capability, self.hint)
 
 
 class UnknownCompletionError(RdmaError):
@@ -135,6 +139,9 @@ class UnknownCompletionError(RdmaError):
             f"completion with unknown wr_id {wr_id:#x} on QP {qp_num:#x} (status {status}): "
             "something else posts work on this QP, or the CQ is shared with another program part"
         )
+
+    def __reduce__(self) -> tuple[type[UnknownCompletionError], tuple[int, int, int]]:
+        return type(self), (self.wr_id, self.qp_num, self.status)
 
 
 # ------------------------------------------------------------------ a verb failed

@@ -53,13 +53,17 @@ class QPInfo:
             raise UsageError(f"QPInfo: qp_type is one of {', '.join(_TYPES)}, not {self.qp_type!r}")
         for name, limit in _LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or not 0 <= value < limit:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
                 raise UsageError(f"QPInfo: {name} is a number below {limit}, not {value!r}")
         if self.mtu not in _MTUS:
             raise UsageError(f"QPInfo: mtu is one of {', '.join(map(str, _MTUS))} bytes, not {self.mtu}")
-        if len(self.gid) != 16:
-            raise UsageError("QPInfo: gid is 16 bytes")
-        object.__setattr__(self, "gid_type", GidType(self.gid_type))
+        if not isinstance(self.gid, bytes | bytearray) or len(self.gid) != 16:
+            raise UsageError(f"QPInfo: gid is 16 bytes, not {self.gid!r}")
+        object.__setattr__(self, "gid", bytes(self.gid))
+        try:
+            object.__setattr__(self, "gid_type", GidType(self.gid_type))
+        except ValueError:
+            raise UsageError(f"QPInfo: gid_type is a GidType, not {self.gid_type!r}") from None
 
     def to_bytes(self) -> bytes:
         """40 bytes in network byte order, for :meth:`from_bytes`."""
@@ -80,13 +84,17 @@ class QPInfo:
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> QPInfo:
         """The inverse of :meth:`to_bytes`; :class:`UsageError` for anything else."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise UsageError(f"a QPInfo is made from {_WIRE.size} bytes, not from {type(data).__name__}")
         data = bytes(data)
         if len(data) != _WIRE.size:
             raise UsageError(f"a QPInfo is {_WIRE.size} bytes, not {len(data)}")
-        magic, version, qp_type, gid_type, _, qp_num, psn, mtu, initiator, responder, gid = _WIRE.unpack(data)
+        magic, version, qp_type, gid_type, reserved, qp_num, psn, mtu, initiator, responder, gid = _WIRE.unpack(data)
         if magic != _MAGIC or version != _VERSION:
             raise UsageError(f"not a QPInfo of version {_VERSION}: starts with {data[:5]!r}")
-        (lid,) = struct.unpack_from("!H", data, _WIRE.size - 4)
+        lid, more_reserved = struct.unpack_from("!HH", data, _WIRE.size - 4)
+        if reserved or more_reserved:
+            raise UsageError("not a QPInfo: reserved bytes aren't zero")
         try:
             return cls(_TYPES[qp_type], qp_num, psn, gid, GidType(gid_type), lid, mtu, initiator, responder)
         except (IndexError, ValueError) as e:
@@ -107,5 +115,5 @@ class QPInfo:
             return cls(**values)
         except UsageError:
             raise
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, TypeError, ValueError, RecursionError) as e:
             raise UsageError(f"not a QPInfo: {type(e).__name__}: {e}") from e
