@@ -191,16 +191,10 @@ cdef class RemoteBuffer:
             if not isinstance(value, int) or isinstance(value, bool):
                 if name != "access" or value is not None:
                     raise UsageError(f"RemoteBuffer: {name} is a number, not {value!r}")
-        for name, value in (("addr", addr), ("length", length), ("rkey", rkey), ("access", access)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                if name != "access" or value is not None:
-                    raise UsageError(f"RemoteBuffer: {name} is a number, not {value!r}")
         if not 0 <= addr < 1 << 64 or not 0 <= length < 1 << 64 or addr + length > 1 << 64:
             raise UsageError(f"remote range {addr:#x}+{length} isn't within 64-bit addresses")
         if not 0 <= rkey < 1 << 32:
             raise UsageError(f"rkey {rkey} isn't an unsigned 32-bit number")
-        if access is not None and not 0 <= access < 1 << 31:
-            raise UsageError(f"access {access} isn't flags of enum ibv_access_flags")
         if access is not None and not 0 <= access < 1 << 31:
             raise UsageError(f"access {access} isn't flags of enum ibv_access_flags")
         self.addr = addr
