@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from aiordma import _backends, _control, _pyverbs, memory, qp, srq
 from aiordma._offload import Control, Pending, in_thread, until
@@ -49,7 +49,10 @@ class DeviceInfo:
 
 
 class _Child(Protocol):
-    """What a Device owns."""
+    """What a Device owns. ``kind`` names it in the statistics; what has the smaller ``close_order`` is closed first."""
+
+    kind: ClassVar[str]
+    close_order: ClassVar[int]
 
     @property
     def closed(self) -> bool: ...
@@ -365,7 +368,7 @@ class Device:
         """One of them is closed."""
         self._children.discard(child)
 
-    def dispose(self, child: qp.QueuePair | srq.SharedReceiveQueue) -> None:
+    def dispose(self, child: _Child) -> None:
         """One of them was dropped without being closed: closes it, on the loop where it still runs."""
         try:
             self.control.hooks.verify()
@@ -378,18 +381,15 @@ class Device:
         """Live objects by kind, and the completion engine's counters."""
         kinds = {"memory_regions": 0, "queue_pairs": 0, "shared_receive_queues": 0}
         for child in self._children:
-            if isinstance(child, memory.MemoryRegion):
-                kinds["memory_regions"] += 1
-            elif isinstance(child, qp.QueuePair):
-                kinds["queue_pairs"] += 1
-            else:
-                kinds["shared_receive_queues"] += 1
+            kinds[child.kind] = kinds.get(child.kind, 0) + 1
         return {**kinds, "completion_queues": self.engine.statistics()}
 
-    def _by_kind(self) -> list[list[Any]]:
-        children = list(self._children)
-        kinds = (qp.QueuePair, srq.SharedReceiveQueue, memory.MemoryRegion)
-        return [[child for child in children if isinstance(child, kind)] for kind in kinds]
+    def _in_closing_order(self) -> list[list[Any]]:
+        """What it owns, in groups of which each may be closed at once, what depends on others first."""
+        groups: dict[int, list[Any]] = {}
+        for child in list(self._children):
+            groups.setdefault(child.close_order, []).append(child)
+        return [groups[order] for order in sorted(groups)]
 
     # ---------------------------------------------------------------- closing
 
@@ -405,7 +405,7 @@ class Device:
 
     async def _close(self) -> None:
         errors: list[BaseException] = []
-        for group in self._by_kind():
+        for group in self._in_closing_order():
             for closing in [child.close() for child in group]:
                 ended = Signal(self.control.hooks)
                 closing.on_done(ended.finish)
@@ -453,7 +453,7 @@ class Device:
         """
         if self._closed:
             return
-        for group in self._by_kind():
+        for group in self._in_closing_order():
             for child in group:
                 if not child.closed:
                     try:

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._memory import BufferPin, MemorySlice, Region, RemoteBuffer
@@ -90,6 +90,9 @@ class MemoryRegion(MemorySlice):
     peer. ``close()`` waits until no work request uses it. Use it as ``async with``, or close it; a forgotten one warns
     (ResourceWarning).
     """
+
+    kind: ClassVar[str] = "memory_regions"
+    close_order: ClassVar[int] = 4
 
     def __init__(
         self, device: Device, region: Region, registration: _control.Registration | None, pyverbs: Any

@@ -7,7 +7,7 @@ import os
 import secrets
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import CompletionQueue, WorkQueue
@@ -103,6 +103,9 @@ class QueuePair(QueuePairBase):
     brings it to RTS. ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns
     (ResourceWarning).
     """
+
+    kind: ClassVar[str] = "queue_pairs"
+    close_order: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -438,7 +441,13 @@ class Maker(Protocol):
 
 
 async def make(
-    device: Device, config: QPConfig, srq: SharedReceiveQueue | None, cls: type[Made], maker: Maker, *, initialise: bool = True
+    device: Device,
+    config: QPConfig,
+    srq: SharedReceiveQueue | None,
+    cls: type[Made],
+    maker: Maker,
+    *,
+    initialise: bool = True,
 ) -> Made:
     """Inside a control operation: a QP of class ``cls`` around what ``maker`` makes, in INIT."""
     recv_entries = 0 if srq is not None else config.max_recv_wr
@@ -465,7 +474,9 @@ async def make(
     return qp
 
 
-def make_plain(device: Device, config: QPConfig, cqs: tuple[Any, Any], srq: SharedReceiveQueue | None) -> tuple[Any, Any]:
+def make_plain(
+    device: Device, config: QPConfig, cqs: tuple[Any, Any], srq: SharedReceiveQueue | None
+) -> tuple[Any, Any]:
     """The Maker of plain verbs QPs (ibv_create_qp(3))."""
     module = _pyverbs.module("qp")
     init = module.QPInitAttr(

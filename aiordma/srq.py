@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue, WorkQueue
@@ -30,6 +30,9 @@ class SharedReceiveQueue(Receiver):
     Made by :meth:`Device.create_srq`. Completions come in any order. :meth:`limit_reached` tells when it runs low.
     Close its QPs first.
     """
+
+    kind: ClassVar[str] = "shared_receive_queues"
+    close_order: ClassVar[int] = 1
 
     def __init__(self, device: Device, pyverbs: Any, cq: CompletionQueue, max_wr: int, max_sge: int) -> None:
         self._device = device

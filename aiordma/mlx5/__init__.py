@@ -1,0 +1,7 @@
+"""What only mlx5 (ConnectX) devices have: UMR, DMA memcpy, raw WQEs, DC transport, DEVX."""
+
+from aiordma.mlx5.qp import Mlx5Options, Mlx5QueuePair, create_qp
+from aiordma.mlx5.raw_wqe import Wqe
+from aiordma.mlx5.umr import Mkey, create_mkey
+
+__all__ = ["Mkey", "Mlx5Options", "Mlx5QueuePair", "Wqe", "create_mkey", "create_qp"]

@@ -1,0 +1,146 @@
+"""UMR: memory keys whose layout is registered by a work request, so that one RDMA operation moves scattered data.
+
+An :class:`Mkey` is made once and bound, again and again, to lists of buffers or to interleaved (strided) patterns by the
+posting calls of :class:`Mlx5QueuePair`; :func:`map_strided` finds the layout for a numpy view.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aiordma import _control, _pyverbs
+from aiordma._mlx5 import MkeyBase
+from aiordma._offload import Pending, in_thread, until
+from aiordma._waitable import Signal
+from aiordma.errors import UnsupportedError, UsageError, VerbsError
+
+if TYPE_CHECKING:
+    from aiordma.device import Device
+
+__all__ = ["Mkey", "create_mkey"]
+
+_INDIRECT = 1  # MLX5DV_MKEY_INIT_ATTR_FLAGS_INDIRECT (mlx5dv.h)
+
+
+class Mkey(MkeyBase):
+    """An indirect memory key (mlx5dv_create_mkey(3)).
+
+    Made by :func:`create_mkey`. Bound to a layout by ``qp.register_list``, ``qp.register_interleaved`` or
+    ``qp.map_strided``, it's used like a memory region that starts at 0: ``mkey[0:64]`` is a local slice (offsets into
+    the data that the layout describes, range-checked), ``mkey.remote()`` describes it to a peer. ``qp.invalidate``
+    unbinds it. ``close()`` waits until no work request of this process uses it.
+    """
+
+    kind: ClassVar[str] = "mkeys"
+    close_order: ClassVar[int] = 3
+
+    def __init__(self, device: Device, pyverbs: Any, max_entries: int) -> None:
+        self._device = device
+        self._pyverbs = pyverbs
+        self._setup_mkey(_control.mkey_address(pyverbs), max_entries, device.pd)
+        self._closing: Pending[None] | None = None
+        self._pid = os.getpid()
+
+    @property
+    def device(self) -> Device:
+        """The device it belongs to."""
+        return self._device
+
+    @property
+    def pyverbs(self) -> Any:
+        """The pyverbs Mlx5Mkey."""
+        return self._pyverbs
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closing is not None
+
+    def close(self) -> Pending[None]:
+        """Destroys it (mlx5dv_destroy_mkey(3)), off the loop; started by the call; a second call gives the same operation.
+
+        The regions of its layout may be deregistered afterwards.
+        """
+        if self._closing is None:
+            if self.region is not None:
+                self.region.shut()
+            self._closing = Pending(self._device.control, self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        control = self._device.control
+        if self.region is not None:
+            idle = Signal(control.hooks)
+            self.region.notify_idle(idle)
+            await until(idle)
+        try:
+            await in_thread(control, self._destroy)
+        finally:
+            self._drop_mkey()
+            self._device.forget(self)
+
+    def _destroy(self) -> None:
+        try:
+            self._pyverbs.close()
+        except Exception as e:
+            raise _pyverbs.translate(e, "mlx5dv_destroy_mkey") from e
+
+    def close_now(self) -> None:
+        """Destroys it in this thread; for teardown, when no loop runs."""
+        if self._closing is None:
+            self._closing = Pending(self._device.control, _nothing())
+            self._destroy()
+            self._drop_mkey()
+            self._device.forget(self)
+
+    async def __aenter__(self) -> Mkey:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._device.control.backend.shielded(self.close())
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._device.dispose(self)
+
+    def __repr__(self) -> str:
+        if self._closing is not None:
+            return "<Mkey closed>"
+        state = f"bound to {len(self)} bytes" if self.bound else "unbound"
+        return f"<Mkey lkey={self.lkey:#x} of {self.max_entries} entries, {state}>"
+
+
+async def _nothing() -> None:
+    return None
+
+
+def create_mkey(device: Device, max_entries: int) -> Pending[Mkey]:
+    """Makes an indirect mkey for layouts of up to ``max_entries`` entries, off the loop; or ``async with``.
+
+    An interleaved layout needs one entry more than it has blocks. Raises :class:`UnsupportedError` where the device has no
+    DEVX, which mkeys are made through.
+    """
+    if not 1 <= max_entries <= 0xFFFF:
+        raise UsageError(f"max_entries: 1 to 65535, not {max_entries}")
+    if device.mlx5 is None:
+        raise UnsupportedError(device.name, "indirect mkeys", "it isn't an mlx5 device, or DEVX isn't permitted")
+    return Pending(device.control, _create(device, max_entries), dispose=True)
+
+
+async def _create(device: Device, max_entries: int) -> Mkey:
+    def make() -> Any:
+        try:
+            return _pyverbs.module("providers.mlx5.mlx5dv_mkey").Mlx5Mkey(device.pd, _INDIRECT, max_entries)
+        except Exception as e:
+            error = _pyverbs.translate(e, "mlx5dv_create_mkey", f"{max_entries} entries")
+            if isinstance(error, VerbsError) and error.errno in (93, 95):  # EPROTONOSUPPORT, EOPNOTSUPP
+                raise UnsupportedError(device.name, "indirect mkeys", str(error)) from e
+            raise error from e
+
+    mkey = Mkey(device, await in_thread(device.control, make), max_entries)
+    device.adopt(mkey)
+    return mkey
