@@ -9,11 +9,11 @@
 struct srq_request {
 	uint64_t user_handle;
 	struct emu_pd *pd;
-	uint32_t max_wr, max_sge, limit, type;
+	uint32_t max_wr, max_sge, type; /* a limit is irrelevant at creation: ibv_create_srq(3) */
 };
 
 /* mlx5_ib_create_srq() and create_srq_user() in mlx5/srq.c: the WQE's size isn't passed, both sides compute it. */
-static int set_geometry(struct emu_srq *srq, const struct srq_request *r)
+static void set_geometry(struct emu_srq *srq, const struct srq_request *r)
 {
 	uint32_t size = 16 + 16 * r->max_sge; /* the link to the next one, and the scatter list */
 
@@ -25,8 +25,6 @@ static int set_geometry(struct emu_srq *srq, const struct srq_request *r)
 		srq->nwqe <<= 1;
 	srq->max_wr = srq->nwqe - 1;
 	srq->max_sge = r->max_sge;
-	srq->limit = r->limit;
-	return 0;
 }
 
 static int new_srq(struct emu_cmd *c, const struct srq_request *r, struct emu_srq **out)
@@ -116,7 +114,6 @@ static int create_srq_write(struct emu_cmd *c)
 	r.pd = emu_object_get(c->ctx, EMU_PD, req.pd_handle);
 	r.max_wr = req.max_wr;
 	r.max_sge = req.max_sge;
-	r.limit = req.srq_limit;
 	return create_srq_respond(c, &r);
 }
 
@@ -132,7 +129,6 @@ static int create_xsrq_write(struct emu_cmd *c)
 	r.pd = emu_object_get(c->ctx, EMU_PD, req.pd_handle);
 	r.max_wr = req.max_wr;
 	r.max_sge = req.max_sge;
-	r.limit = req.srq_limit;
 	r.type = req.srq_type;
 	return create_srq_respond(c, &r);
 }
@@ -144,7 +140,6 @@ static int create_srq(struct emu_ioctl_call *call)
 		.pd = attr_object(call, UVERBS_ATTR_CREATE_SRQ_PD_HANDLE),
 		.max_wr = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_MAX_WR),
 		.max_sge = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_MAX_SGE),
-		.limit = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_LIMIT),
 		.type = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_TYPE),
 	};
 	struct emu_srq *srq;
