@@ -139,11 +139,13 @@ void engine_channel_overflow(struct emu_channel *ch, bool over)
 		list_add_tail(&e.overflowed, &ch->link);
 }
 
+/* Each that is ready has one turn: those with work left wait for the next one, behind new arrivals. */
 static bool run_ready(void)
 {
+	struct emu_list *again = NULL;
 	bool worked = false;
 
-	for (uint32_t i = 0; i < QPS_A_TURN && !list_empty(&e.ready); i++) {
+	for (uint32_t i = 0; i < QPS_A_TURN && !list_empty(&e.ready) && e.ready.next != again; i++) {
 		struct emu_qp *qp = container_of(e.ready.next, struct emu_qp, active_link);
 		enum nic_left left;
 
@@ -151,6 +153,7 @@ static bool run_ready(void)
 		left = sq_turn(qp, &worked);
 		if (left == LEFT_WORK) {
 			list_add_tail(&e.ready, &qp->active_link);
+			again = again ? again : &qp->active_link;
 			continue;
 		}
 		qp->active = false;

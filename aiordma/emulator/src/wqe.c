@@ -178,6 +178,7 @@ static bool decode_body(const struct emu_qp *qp, struct nic_wqe *w)
 uint8_t wqe_decode(struct emu_qp *qp, struct nic_wqe *w)
 {
 	const struct mlx5_wqe_ctrl_seg *c = (const struct mlx5_wqe_ctrl_seg *)w->raw;
+	uint16_t posted = (uint16_t)(load_be32(&qp->db[1]) - qp->sq_ci);
 	uint32_t op, ds;
 
 	copy_out(qp, w, 0, BB);
@@ -196,6 +197,11 @@ uint8_t wqe_decode(struct emu_qp *qp, struct nic_wqe *w)
 	w->av = NULL;
 	w->raddr = 0;
 	w->rkey = 0;
+	if (w->nbb > posted) {
+		/* It says it's longer than all that was posted: what comes after it begins where it really ends. */
+		w->nbb = posted;
+		return MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR;
+	}
 	if (!ds || w->nbb > qp->sq_nbb || !opcode_fits(qp, w->opcode))
 		return MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR;
 	if (w->size > BB)
