@@ -76,7 +76,7 @@ void app_open(struct app *a, unsigned device)
 	CHECK_EQ(emu_channel_init(&a->async, sizeof(struct ib_uverbs_async_event_desc)), 0);
 	a->ctx.async = &a->async;
 	a->pd.o.ctx = &a->ctx;
-	a->pd.pdn = ++next_pdn;
+	a->pd.pdn = __atomic_add_fetch(&next_pdn, 1, __ATOMIC_RELAXED);
 	a->uar.o.ctx = &a->ctx;
 	a->uar.page = mmap(NULL, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(a->uar.page != MAP_FAILED);
@@ -289,7 +289,7 @@ void qp_new(struct tqp *t, struct app *a, struct tcq *scq, struct tcq *rcq, stru
 	t->qp.rcq = &rcq->cq;
 	t->qp.srq = o.srq ? &o.srq->srq : NULL;
 	t->qp.type = o.type ? o.type : IBV_QPT_RC;
-	t->qp.uidx = ++next_uidx;
+	t->qp.uidx = __atomic_add_fetch(&next_uidx, 1, __ATOMIC_RELAXED);
 	t->qp.user_handle = (uintptr_t)t;
 	t->qp.sq_nbb = o.sq_nbb ? o.sq_nbb : 64;
 	t->qp.rq_nwqe = o.srq ? 0 : o.rq_nwqe ? o.rq_nwqe : 64;

@@ -309,9 +309,9 @@ static void garbage(void)
 		w.opmod = (uint8_t)rand();
 		w.ds = rand() % 4 ? 0 : rand() % 64 + 1;
 		w.imm = mr.m.key;
-		qp_post(&q[0], &w);
-		q[0].qp.retry_cnt = 0;
+		q[0].qp.retry_cnt = q[0].qp.rnr_retry = 0;
 		q[0].qp.timeout = 1;
+		qp_post(&q[0], &w);
 		cq_wait(&cq, &wc);
 		qp_free(&q[0]);
 		qp_free(&q[1]);
