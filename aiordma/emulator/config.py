@@ -80,6 +80,10 @@ class Limits:
     #: Longest DMA memcpy in bytes; 0: the device has none.
     max_wr_memcpy_length: int | None = None
     atomics: bool | None = None
+    #: False: no DEVX, as on a device or kernel without it. libmlx5 then doesn't learn of what it asks by DEVX either.
+    devx: bool | None = None
+    #: False: no memory keys that work requests change (UMR).
+    umr: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ static void key_new(struct tmr *k, enum emu_type type, uint32_t max_klm)
 	k->m.pdn = app.pd.pdn;
 	k->m.max_klm = max_klm;
 	k->m.free = true;
+	k->m.umr_en = true;
 	emu_lock();
 	CHECK_EQ(emu_mkey_insert(app.dev, &k->m), 0);
 	emu_unlock();

@@ -139,7 +139,7 @@ static int create_cq_fill(struct emu_cmd *c, const struct ib_uverbs_ex_create_cq
 	int err;
 
 	if (req->comp_channel >= 0) {
-		r.channel = emu_channel_by_fd(c->ctx, req->comp_channel);
+		r.channel = emu_channel_by_fd(c->ctx, EMU_CHANNEL, req->comp_channel);
 		if (!r.channel)
 			return EBADF;
 	}

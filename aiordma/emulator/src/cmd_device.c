@@ -63,6 +63,8 @@ static int alloc_ucontext(struct emu_cmd *c)
 		return err;
 	if (req.flags & ~(uint32_t)MLX5_IB_ALLOC_UCTX_DEVX)
 		return EINVAL;
+	if (req.flags & MLX5_IB_ALLOC_UCTX_DEVX && !c->ctx->dev->limits.devx)
+		return EINVAL; /* mlx5_ib_devx_create(); libmlx5 then asks again without, unless the user insists */
 	if (req.comp_mask || req.reserved0 || req.reserved1 || req.reserved2)
 		return EOPNOTSUPP;
 	if (!req.total_num_bfregs || req.num_low_latency_bfregs > req.total_num_bfregs - 1)

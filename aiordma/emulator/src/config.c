@@ -60,6 +60,8 @@ static const struct limit limits[] = {
 	LIMIT(comp_vectors, 4, 1024),
 	LIMIT(max_wr_memcpy_length, 0, 1u << 31),
 	LIMIT(atomics, 1, 1),
+	LIMIT(devx, 1, 1), /* 0: no firmware commands from user space, and what libmlx5 learns by them is unknown to it */
+	LIMIT(umr, 1, 1),  /* 0: no indirect keys that work requests change */
 };
 
 static void set_limit(struct emu_limits *l, const struct limit *row, uint64_t value)

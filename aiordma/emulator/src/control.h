@@ -119,7 +119,7 @@ void emu_object_destroy(struct emu_object *);
 void emu_context_destroy_objects(struct emu_ucontext *);
 int emu_limit(struct emu_ucontext *, enum emu_type, uint32_t max); /* ENOMEM if there are max already */
 
-struct emu_channel *emu_channel_by_fd(struct emu_ucontext *, int fd);
+struct emu_channel *emu_channel_by_fd(struct emu_ucontext *, enum emu_type, int fd);
 int emu_channel_create(struct emu_ucontext *, uint32_t record, struct emu_channel **);
 void emu_channel_put(struct emu_channel *); /* the application closed it, or the last CQ on it went */
 bool emu_channel_is_open(const struct emu_channel *);

@@ -68,6 +68,7 @@ struct emu_limits {
 	uint32_t comp_vectors;
 	uint32_t max_wr_memcpy_length; /* bytes; 0: the device has no DMA memcpy */
 	bool atomics;
+	bool devx, umr;
 };
 
 struct emu_device;
@@ -88,6 +89,10 @@ enum emu_type {
 	EMU_XRCD,
 	EMU_UAR,
 	EMU_DEVX_OBJ,
+	EMU_UMEM,
+	EMU_WQ,
+	EMU_RWQ_IND_TBL,
+	EMU_CMD_FD, /* counted as a channel */
 	EMU_TYPES,
 };
 
@@ -138,6 +143,8 @@ struct emu_mkey {
 	uint64_t pinned; /* bytes charged to RLIMIT_MEMLOCK */
 	bool direct, free, strided;
 	bool remote_invalidate; /* DEVX mkey: mkc.en_rinval */
+	bool umr_en;		/* DEVX mkey: UMR may change it */
+	struct emu_object *umem; /* control's: what a direct DEVX mkey is made of */
 	uint32_t repeat, nklm, max_klm; /* max_klm: entries of 16 bytes, mkc.translations_octword_size */
 	uint32_t cap_klm; /* umr.c: entries `klm` has room for */
 	uint64_t repeat_bytes;
@@ -296,7 +303,7 @@ struct emu_device {
 	struct emu_srq **srqs;
 	struct emu_mkey **mkeys;
 	uint32_t qps_size, cqs_size, srqs_size, mkeys_size;
-	uint32_t next_qpn, next_cqn, next_srqn, next_mkey, next_pdn, next_uar;
+	uint32_t next_qpn, next_cqn, next_srqn, next_mkey, next_pdn, next_uar, next_umem;
 	uint32_t count[EMU_TYPES]; /* live objects, for limits and for leak checks; kept by objects.c, which counts an
 				    * object only once its emu_*_insert has succeeded */
 };

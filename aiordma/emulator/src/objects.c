@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "control.h"
+#include "devx.h"
 
 /* ---------------------------------------------------------------- handles */
 
@@ -99,6 +99,8 @@ static void destroy_mkey(struct emu_mkey *m)
 	m->o.ctx->pinned -= m->pinned;
 	if (m->pd)
 		m->pd->o.usecnt--;
+	if (m->umem)
+		m->umem->usecnt--;
 	free(m->klm);
 }
 
@@ -162,6 +164,12 @@ void emu_object_retire(struct emu_object *o)
 	case EMU_UAR:
 		emu_uar_retire((struct emu_uar *)o);
 		break;
+	case EMU_DEVX_OBJ:
+		devx_object_retire((struct devx_object *)o);
+		break;
+	case EMU_UMEM:
+		umem_release(((struct emu_umem *)o)->pinned);
+		break;
 	default:
 		break;
 	}
@@ -178,9 +186,10 @@ void emu_object_destroy(struct emu_object *o)
 void emu_context_destroy_objects(struct emu_ucontext *ctx)
 {
 	static const enum emu_type order[] = {
-		EMU_QP, EMU_AH, EMU_MW, EMU_SRQ, EMU_CQ, EMU_DEVX_MKEY, EMU_MR, EMU_DEVX_OBJ, EMU_XRCD, EMU_UAR, EMU_PD,
+		EMU_QP, EMU_AH, EMU_MW, EMU_SRQ, EMU_CQ, EMU_DEVX_MKEY, EMU_MR, EMU_DEVX_OBJ, EMU_UMEM, EMU_XRCD, EMU_UAR, EMU_PD,
 	};
 
+	devx_context_destroy(ctx);
 	for (unsigned i = 0; i < ARRAY_LEN(order); i++)
 		for (uint32_t h = 0; h < ctx->nhandles; h++)
 			if (ctx->handles[h] && ctx->handles[h]->type == order[i])
@@ -209,11 +218,11 @@ bool emu_channel_is_open(const struct emu_channel *c)
 	return c->wfd >= 0;
 }
 
-struct emu_channel *emu_channel_by_fd(struct emu_ucontext *ctx, int fd)
+struct emu_channel *emu_channel_by_fd(struct emu_ucontext *ctx, enum emu_type type, int fd)
 {
 	struct emu_file *f = emu_fd_get(fd);
 
-	return f && f->kind == EMU_FILE_CHANNEL && f->ctx == ctx ? f->channel : NULL;
+	return f && f->kind == EMU_FILE_CHANNEL && f->ctx == ctx && f->channel->o.type == type ? f->channel : NULL;
 }
 
 int emu_channel_create(struct emu_ucontext *ctx, uint32_t record, struct emu_channel **out)

@@ -164,6 +164,8 @@ static bool may_change(const struct emu_qp *qp, const struct emu_mkey *m, const 
 {
 	if (!m || m->direct || m->pdn != qp->pd->pdn)
 		return false;
+	if (m->o.type == EMU_DEVX_MKEY && !m->umr_en)
+		return false;
 	if ((u->flags & MLX5_WQE_UMR_CTRL_FLAG_CHECK_FREE) && !m->free)
 		return false; /* a window of type 2 is bound once: IBTA 10.6.7.2.1 */
 	if (u->flags & MLX5_WQE_UMR_CTRL_FLAG_CHECK_QPN) {

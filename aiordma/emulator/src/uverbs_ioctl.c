@@ -132,12 +132,13 @@ static int take_object(struct emu_ioctl_call *call, const struct emu_attr_spec *
 			return emu_object_get_destroy(ctx, spec->type, (uint32_t)u->data, &a->object);
 		if (u->data >= ctx->nhandles || !ctx->handles[u->data])
 			return ENOENT;
-		a->object = emu_object_get(ctx, spec->type, (uint32_t)u->data);
+		a->object = spec->type == EMU_NONE ? ctx->handles[u->data] : /* any type */
+						     emu_object_get(ctx, spec->type, (uint32_t)u->data);
 		return a->object ? 0 : EINVAL;
 	case ATTR_FD:
 		if (u->data_s64 != (int)u->data_s64)
 			return EINVAL;
-		a->object = emu_channel_by_fd(ctx, (int)u->data_s64);
+		a->object = emu_channel_by_fd(ctx, spec->type, (int)u->data_s64);
 		return a->object ? 0 : EBADF;
 	default: /* a new one: the method makes it */
 		return 0;
