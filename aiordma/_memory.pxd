@@ -12,6 +12,7 @@ cdef class Region:
     cdef readonly uint32_t rkey
     cdef readonly int access
     cdef readonly bint open
+    cdef readonly bint direct
     cdef readonly uint32_t inflight
     cdef object buffer
     cdef readonly object domain

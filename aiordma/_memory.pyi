@@ -24,7 +24,10 @@ class Region:
         access: int,
         domain: object | None = None,
         buffer: BufferPin | None = None,
+        direct: bool = True,
     ) -> None: ...
+    @property
+    def direct(self) -> bool: ...
     @property
     def addr(self) -> int: ...
     @property

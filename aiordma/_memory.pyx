@@ -75,11 +75,12 @@ cdef class Region:
     """One registration: where it is, its keys, and how many work requests use it now.
 
     ``inflight`` counts; while it isn't zero the registration must stay (verbs.h: an MR may be deregistered only when
-    nothing uses it). ``domain`` is the protection domain it belongs to; ``buffer`` is the buffer export that keeps the memory from being freed or resized.
+    nothing uses it). ``domain`` is the protection domain it belongs to; ``direct``
+    tells whether addresses in it are this process's own (an mkey's are offsets); ``buffer`` is the buffer export that keeps the memory from being freed or resized.
     """
 
     def __init__(self, uint64_t addr, uint64_t length, uint32_t lkey, uint32_t rkey, int access, domain=None,
-                 buffer=None):
+                 buffer=None, bint direct=True):
         self.addr = addr
         self.length = length
         self.lkey = lkey
@@ -88,6 +89,7 @@ cdef class Region:
         self.domain = domain
         self.buffer = buffer
         self.open = True
+        self.direct = direct
         self.inflight = 0
 
     def shut(self) -> None:

@@ -190,7 +190,7 @@ cdef class MkeyBase:
         for item in sources:
             (<MemorySlice>item).region.inflight += 1
         self.sources = sources
-        self.region = Region(0, length, self.mkey.lkey, self.mkey.rkey, access, self.domain, None)
+        self.region = Region(0, length, self.mkey.lkey, self.mkey.rkey, access, self.domain, None, False)
         return 0
 
     cdef int _unbind(self) except -1:

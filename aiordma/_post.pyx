@@ -239,6 +239,7 @@ cdef class QueuePairBase(Receiver):
         cdef uint64_t total = 0
         cdef int n = 0, i
         cdef bint foreign = False
+        cdef bint direct = True  # every part's addresses are this process's own: it can be copied inline
         cdef tuple parts
         cdef _Pinned pins
         wr.sg_list = sges
@@ -246,6 +247,7 @@ cdef class QueuePairBase(Receiver):
             n = _add(sges, <MemorySlice>local, need, self.domain)
             c.keepalive = local
             total = (<MemorySlice>local).length
+            direct = (<MemorySlice>local).region.direct
         elif local is None:
             pass
         else:
@@ -257,6 +259,7 @@ cdef class QueuePairBase(Receiver):
                 if isinstance(part, MemorySlice):
                     i = _add(&sges[n], <MemorySlice>part, need, self.domain)
                     total += (<MemorySlice>part).length
+                    direct &= (<MemorySlice>part).region.direct
                 elif PyObject_CheckBuffer(part):
                     if need:
                         raise BufferAccessError(
@@ -284,6 +287,8 @@ cdef class QueuePairBase(Receiver):
         if total > self._max_message:
             raise UsageError(f"a message of {total} bytes is longer than the port's {self._max_message}: split it")
         if foreign:
+            if not direct:
+                raise UsageError("bytes and slices of an mkey can't be mixed: the one can only go inline, the other can't")
             if total > self._max_inline_data:
                 raise BufferAccessError(
                     f"{total} bytes of unregistered memory don't fit inline (max_inline_data={self._max_inline_data}): "
@@ -293,8 +298,10 @@ cdef class QueuePairBase(Receiver):
                 raise BufferAccessError("unregistered memory can only be sent inline, but inline is False")
             wr.send_flags |= v.IBV_SEND_INLINE
         elif need == 0 and (inline is None or inline):
-            if total <= self._max_inline_data and (total or inline):
+            if direct and total <= self._max_inline_data and (total or inline):
                 wr.send_flags |= v.IBV_SEND_INLINE
+            elif inline and not direct:
+                raise UsageError("inline: data behind an mkey can't be copied into a work request")
             elif inline:
                 raise UsageError(
                     f"inline: {total} bytes, but this QP was made for max_inline_data={self._max_inline_data}"
@@ -342,6 +349,8 @@ cdef class QueuePairBase(Receiver):
             raise BufferAccessError(
                 "an atomic returns the old value into 8 bytes of registered memory: pass a slice of 8 bytes as local"
             )
+        if not (<MemorySlice>local).region.direct:
+            raise BufferAccessError("an atomic's old value goes into a memory region, not through an mkey")
         if remote.length < 8:
             raise UsageError(f"an atomic works on 8 bytes, {remote!r} has fewer")
         if remote.addr & 7:
