@@ -31,7 +31,7 @@ def _root() -> None:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def emulate(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="the program to run, and its arguments")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="the program to run, and its arguments")],
     devices: Annotated[int, typer.Option("--devices", "-n", min=1, max=16, help="how many devices")] = 1,
     name: Annotated[
         list[str] | None, typer.Option(help="a device's name (repeat for more; instead of --devices)")
@@ -39,7 +39,7 @@ def emulate(
     limit: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a device limit, as max_qp=64")] = None,
     mtu: Annotated[int, typer.Option(help="the ports' active MTU")] = 4096,
     spin_us: Annotated[int, typer.Option(min=0, help="microseconds that the idle device polls before it sleeps")] = 50,
-    legacy_write: Annotated[bool, typer.Option(help="behave as a kernel older than 4.20")] = False,
+    legacy_write: Annotated[bool, typer.Option("--legacy-write", help="behave as a kernel older than 4.20")] = False,
 ) -> None:
     """Run a program on the emulated NIC: aiordma emulate --devices 2 -- ibv_devinfo."""
     from aiordma.cli.emulate import parse_limits, run

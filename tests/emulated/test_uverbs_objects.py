@@ -255,16 +255,16 @@ def test_an_address_needs_a_route_a_port_and_a_source() -> None:
 
 
 def test_a_shared_receive_queue_reports_what_it_really_holds() -> None:
-    with Context(name="mlx5_0") as context, PD(context) as pd:
-        with SRQ(pd, SrqInitAttr(SrqAttr(max_wr=100, max_sge=3, srq_limit=7))) as srq:
-            attr = srq.query()
-            # libmlx5 asks for twice the size, and keeps WQEs there whose completions weren't polled yet. The limit is
-            # irrelevant at creation: ibv_create_srq(3).
-            assert (attr.max_wr, attr.max_sge, attr.srq_limit) == (255, 3, 0)
-            with refused(errno.EINVAL):
-                srq.modify(SrqAttr(srq_limit=256), e.IBV_SRQ_LIMIT)
-            with refused(errno.EINVAL):
-                srq.modify(SrqAttr(max_wr=200), e.IBV_SRQ_MAX_WR)
+    attr = SrqAttr(max_wr=100, max_sge=3, srq_limit=7)
+    with Context(name="mlx5_0") as context, PD(context) as pd, SRQ(pd, SrqInitAttr(attr)) as srq:
+        attr = srq.query()
+        # libmlx5 asks for twice the size, and keeps WQEs there whose completions weren't polled yet. The limit is
+        # irrelevant at creation: ibv_create_srq(3).
+        assert (attr.max_wr, attr.max_sge, attr.srq_limit) == (255, 3, 0)
+        with refused(errno.EINVAL):
+            srq.modify(SrqAttr(srq_limit=256), e.IBV_SRQ_LIMIT)
+        with refused(errno.EINVAL):
+            srq.modify(SrqAttr(max_wr=200), e.IBV_SRQ_MAX_WR)
 
 
 def test_a_descriptor_may_be_duplicated_and_the_context_lives_until_the_last_is_closed() -> None:
