@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from aiordma._backends import Backend
 from aiordma._waitable import Hooks, Signal, Waitable
 
-__all__ = ["Control", "Pending", "in_thread", "until"]
+__all__ = ["Control", "Pending", "delay", "in_thread", "outcome", "until"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -168,3 +168,9 @@ class Pending(Generic[T]):
         entered: Any = self._entered
         closing: Pending[None] = entered.close()
         await self._control.backend.shielded(closing)
+
+
+async def outcome(pending: Pending[T]) -> T:
+    """Inside a control operation: the result of another one."""
+    await until(pending._signal)
+    return pending.result()

@@ -358,6 +358,10 @@ class Device:
 
     # ---------------------------------------------------------------- ownership
 
+    def memory_regions(self) -> list[memory.MemoryRegion]:
+        """The open memory regions."""
+        return [child for child in list(self._children) if isinstance(child, memory.MemoryRegion) and not child.closed]
+
     def adopt(self, child: _Child) -> None:
         """A new MR, QP or SRQ: closed with the device."""
         self._children.add(child)

@@ -1,7 +1,17 @@
 """What only mlx5 (ConnectX) devices have: UMR, DMA memcpy, raw WQEs, DC transport, DEVX."""
 
+from aiordma.mlx5.memcpy import DmaEngine, create_dma_engine
 from aiordma.mlx5.qp import Mlx5Options, Mlx5QueuePair, create_qp
 from aiordma.mlx5.raw_wqe import Wqe
 from aiordma.mlx5.umr import Mkey, create_mkey
 
-__all__ = ["Mkey", "Mlx5Options", "Mlx5QueuePair", "Wqe", "create_mkey", "create_qp"]
+__all__ = [
+    "DmaEngine",
+    "Mkey",
+    "Mlx5Options",
+    "Mlx5QueuePair",
+    "Wqe",
+    "create_dma_engine",
+    "create_mkey",
+    "create_qp",
+]

@@ -15,6 +15,7 @@ from aiordma._waitable import Signal
 from aiordma.access import Access
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.mlx5.raw_wqe import Wqe
+from aiordma.mlx5.strided import map_strided
 from aiordma.qp import QP_TYPES, QPConfig, QueuePair, cap, make
 
 if TYPE_CHECKING:
@@ -166,6 +167,12 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
         return Pending(self.device.control, self._invalidate(mkey))
 
     async def _invalidate(self, mkey: Mkey) -> None:
+        await self._invalidate_one(mkey)
+        for child in mkey.children:
+            if child.bound and not child.closed:
+                await self._invalidate_one(child)
+
+    async def _invalidate_one(self, mkey: Mkey) -> None:
         region = mkey.region
         if region is not None:
             idle = Signal(self.device.control.hooks)
@@ -179,6 +186,23 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
         await until(finished)
         done.result()
         mkey._unbound()
+
+    def map_strided(
+        self, mkey: Mkey, array: Any, *, mr: MemorySlice | None = None, access: int = Access.ALL
+    ) -> Pending[MemorySlice]:
+        """Gives ``mkey`` the layout of a numpy array or view, however strided; started by the call.
+
+        ``array``: rows or columns of a matrix, every other element, a block of three dimensions, reversed axes, ...: all
+        of its elements in C order become the mkey's bytes. ``mr``: the region that holds it; None: the open one of this
+        device that does. What one layout can't say is nested; the mkeys that this takes are made as needed, kept with
+        ``mkey``, and closed with it. The result is the slice of all the data: ``view = await qp.map_strided(mkey,
+        a[:, 3:7])``, then ``await qp.rdma_write(view, remote)``. ``await qp.invalidate(mkey)`` before the next.
+
+        Elements that appear more than once (stride 0) are fine to read; written to, the last one wins.
+        """
+        if self.closed:
+            raise ClosedError(f"{self!r} is closed")
+        return Pending(self.device.control, map_strided(self, mkey, array, mr, access))
 
     def post_raw_wqe(self, wqe: Wqe | Buffer, *, keep: Iterable[MemorySlice] = ()) -> Completion:
         """Posts a WQE as it is (mlx5dv_wr_raw_wqe); its completion's opcode is IBV_WC_DRIVER2 whatever it does.

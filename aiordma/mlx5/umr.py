@@ -42,6 +42,8 @@ class Mkey(MkeyBase):
         self._setup_mkey(_control.mkey_address(pyverbs), max_entries, device.pd)
         self._closing: Pending[None] | None = None
         self._pid = os.getpid()
+        self.children: list[Mkey] = []
+        """Mkeys that this one's layout is made of, where it's nested; they're its own to close."""
 
     @property
     def device(self) -> Device:
@@ -80,12 +82,20 @@ class Mkey(MkeyBase):
         finally:
             self._drop_mkey()
             self._device.forget(self)
+            for child in self.children:
+                child.close()
 
     def _destroy(self) -> None:
         try:
             self._pyverbs.close()
         except Exception as e:
             raise _pyverbs.translate(e, "mlx5dv_destroy_mkey") from e
+
+    def unbind_children(self) -> None:
+        """The layout that was made of them is gone, or was never finished."""
+        for child in self.children:
+            if not child.closed:
+                child._unbound()
 
     def close_now(self) -> None:
         """Destroys it in this thread; for teardown, when no loop runs."""
@@ -128,10 +138,12 @@ def create_mkey(device: Device, max_entries: int) -> Pending[Mkey]:
         raise UsageError(f"max_entries: 1 to 65535, not {max_entries}")
     if device.mlx5 is None:
         raise UnsupportedError(device.name, "indirect mkeys", "it isn't an mlx5 device, or DEVX isn't permitted")
-    return Pending(device.control, _create(device, max_entries), dispose=True)
+    return Pending(device.control, create(device, max_entries), dispose=True)
 
 
-async def _create(device: Device, max_entries: int) -> Mkey:
+async def create(device: Device, max_entries: int) -> Mkey:
+    """Inside a control operation: see :func:`create_mkey`."""
+
     def make() -> Any:
         try:
             return _pyverbs.module("providers.mlx5.mlx5dv_mkey").Mlx5Mkey(device.pd, _INDIRECT, max_entries)

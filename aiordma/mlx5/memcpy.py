@@ -1,0 +1,202 @@
+"""Copies done by the device: the CPU goes on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from aiordma._dataplane import Completion
+from aiordma._memory import MemorySlice
+from aiordma._offload import Pending, outcome
+from aiordma.errors import ClosedError, UnsupportedError, UsageError
+from aiordma.mlx5.qp import Mlx5QueuePair, create_qp
+
+if TYPE_CHECKING:
+    from aiordma.device import Device
+
+__all__ = ["DmaEngine", "create_dma_engine"]
+
+
+class DmaEngine:
+    """Copies between registered buffers of this process by the device's DMA engine (mlx5dv_wr_memcpy).
+
+    Made by :func:`create_dma_engine`, with a pair of QPs of its own that are connected to each other. Any number of
+    tasks may copy at the same time. Use it as ``async with``, or close it.
+    """
+
+    def __init__(self, device: Device, qps: tuple[Mlx5QueuePair, Mlx5QueuePair], chunk: int, depth: int) -> None:
+        self._device = device
+        self._qps = qps
+        self._chunk = chunk
+        self._depth = depth
+        self._closing: Pending[None] | None = None
+        self._pid = os.getpid()
+
+    @property
+    def device(self) -> Device:
+        """The device that copies."""
+        return self._device
+
+    @property
+    def qp(self) -> Mlx5QueuePair:
+        """The QP that the copies are posted on."""
+        return self._qps[0]
+
+    @property
+    def max_length(self) -> int:
+        """Bytes of one work request; longer copies are split."""
+        return self._chunk
+
+    async def copy(
+        self,
+        dst: MemorySlice,
+        src: MemorySlice,
+        *,
+        after: Completion | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int:
+        """Copies ``src`` to ``dst``; completes when all bytes are there, and gives their number.
+
+        ``dst`` is at least as long as ``src``; the two don't overlap (:class:`UsageError`: pieces are copied in parallel, so
+        the result would be undefined). Longer copies than ``max_length`` are split, with several pieces in flight.
+        ``after``: an operation that must have happened before: on this engine's QP it's ordered by FENCE, any other is
+        awaited first (its error ends the copy). ``progress(done, total)`` is called on the loop as pieces complete.
+
+        Cancelled, no more pieces are posted; those in flight go on, and keep their buffers until they have completed.
+        """
+        total = src.length
+        if total > dst.length:
+            raise UsageError(f"{total} bytes don't fit into {dst!r}")
+        if total == 0:
+            return 0
+        if src.region is dst.region and src.addr < dst.addr + total and dst.addr < src.addr + total:
+            raise UsageError("source and target of a copy overlap")
+        fence = False
+        if after is not None:
+            if after.done or after.qp_num != self.qp.qp_num:
+                await after
+            else:
+                fence = True
+        if total <= self._chunk:
+            await self.qp.memcpy(dst, src, fence=fence)
+            if progress is not None:
+                progress(total, total)
+            return total
+        return await self._copy_in_pieces(dst, src, fence, progress)
+
+    async def _copy_in_pieces(
+        self, dst: MemorySlice, src: MemorySlice, fence: bool, progress: Callable[[int, int], object] | None
+    ) -> int:
+        total, posted, done = src.length, 0, 0
+        flying: deque[tuple[Completion, int]] = deque()
+        while done < total:
+            while posted < total and len(flying) < self._depth:
+                size = min(self._chunk, total - posted)
+                piece = slice(posted, posted + size)
+                # The fence of the first holds the others back too: a send queue starts its requests in order.
+                flying.append((self.qp.memcpy(dst[piece], src[piece], fence=fence and posted == 0), size))
+                posted += size
+            operation, size = flying.popleft()
+            await operation
+            done += size
+            if progress is not None:
+                progress(done, total)
+        return total
+
+    async def copy_many(
+        self,
+        pairs: Iterable[tuple[MemorySlice, MemorySlice]],
+        *,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int:
+        """Copies each ``(dst, src)``, many in flight at a time, in no particular order; gives the bytes copied.
+
+        All pairs are checked before the first is posted. ``progress(done, total)`` counts bytes.
+        """
+        work = list(pairs)
+        for dst, src in work:
+            if src.length > dst.length:
+                raise UsageError(f"{src.length} bytes don't fit into {dst!r}")
+        total = sum(src.length for _, src in work)
+        done = 0
+        flying: deque[tuple[Completion, int]] = deque()
+        for dst, src in work:
+            for start in range(0, src.length, self._chunk):
+                piece = slice(start, min(start + self._chunk, src.length))
+                if len(flying) >= self._depth:
+                    done = await self._take(flying, done, total, progress)
+                part = src[piece]
+                flying.append((self.qp.memcpy(dst[start : start + part.length], part), part.length))
+        while flying:
+            done = await self._take(flying, done, total, progress)
+        return total
+
+    @staticmethod
+    async def _take(
+        flying: deque[tuple[Completion, int]], done: int, total: int, progress: Callable[[int, int], object] | None
+    ) -> int:
+        operation, size = flying.popleft()
+        await operation
+        if progress is not None:
+            progress(done + size, total)
+        return done + size
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closing is not None
+
+    def close(self) -> Pending[None]:
+        """Closes its QPs; started by the call. Copies in flight end with :class:`WrFlushError`."""
+        if self._closing is None:
+            self._closing = Pending(self._device.control, self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        for closing in [qp.close() for qp in self._qps]:
+            await outcome(closing)
+
+    async def __aenter__(self) -> DmaEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._device.control.backend.shielded(self.close())
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        return f"<DmaEngine on {self._device.name}{' closed' if self.closed else ''}>"
+
+
+def create_dma_engine(device: Device, *, depth: int = 32, chunk: int | None = None) -> Pending[DmaEngine]:
+    """Makes a :class:`DmaEngine`, off the loop; or ``async with``.
+
+    ``depth``: work requests in flight. ``chunk``: bytes of one, at most (and by default) the device's
+    max_wr_memcpy_length, or 64 MiB if that's less. Raises :class:`UnsupportedError`, naming the device, where it has no DMA
+    memcpy (mlx5dv_query_device(3): max_wr_memcpy_length 0).
+    """
+    limit = 0 if device.mlx5 is None else int(device.mlx5.max_wr_memcpy_length)
+    if limit == 0:
+        raise UnsupportedError(device.name, "DMA memcpy", "max_wr_memcpy_length is 0 (mlx5dv_query_device(3))")
+    if not 1 <= depth <= 4096:
+        raise UsageError(f"depth: 1 to 4096 work requests, not {depth}")
+    size = min(limit, 64 << 20) if chunk is None else chunk
+    if not 1 <= size <= limit:
+        raise UsageError(f"chunk: 1 to {limit} bytes, which is {device.name}'s max_wr_memcpy_length, not {chunk}")
+    return Pending(device.control, _create(device, depth, size), dispose=True)
+
+
+async def _create(device: Device, depth: int, chunk: int) -> DmaEngine:
+    first = await outcome(create_qp(device, memcpy=True, max_send_wr=depth, max_recv_wr=1))
+    second = await outcome(create_qp(device, max_send_wr=1, max_recv_wr=1))
+    await outcome(first.connect(second.info))
+    await outcome(second.connect(first.info))
+    if device.closed:
+        raise ClosedError(f"{device!r} was closed")
+    return DmaEngine(device, (first, second), chunk, depth)

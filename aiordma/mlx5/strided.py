@@ -1,0 +1,109 @@
+"""Mapping strided memory onto an mkey: one RDMA operation moves a numpy view, with no packing copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiordma._dataplane import Completion
+from aiordma._memory import MemorySlice
+from aiordma._offload import Control, until
+from aiordma._waitable import Signal
+from aiordma.errors import BufferAccessError, UsageError
+from aiordma.memory import MemoryRegion
+from aiordma.mlx5.layout import Interleaved, Limits, Node, Piece, extent, plan
+from aiordma.mlx5.umr import Mkey, create
+
+if TYPE_CHECKING:
+    from aiordma.device import Device
+    from aiordma.mlx5.qp import Mlx5QueuePair
+
+__all__ = ["map_strided"]
+
+
+class _View:
+    """Address, shape and strides of an array, whatever library made it."""
+
+    def __init__(self, array: Any) -> None:
+        source = array
+        if type(array).__module__.partition(".")[0] == "torch":
+            source = array.detach().numpy()
+        interface = getattr(source, "__array_interface__", None)
+        if interface is None:
+            raise BufferAccessError(
+                f"{type(array).__name__} doesn't tell its strides: pass a numpy array or view (or a CPU tensor)"
+            )
+        self.keep = source
+        self.address: int = interface["data"][0]
+        self.shape: tuple[int, ...] = interface["shape"]
+        self.itemsize: int = source.itemsize
+        self.strides: tuple[int, ...] = source.strides
+        self.low, self.high = extent(self.shape, self.strides, self.itemsize)
+
+
+def _covering(device: Device, view: _View) -> MemoryRegion:
+    """The open region that holds all of the view."""
+    first, last = view.address + view.low, view.address + view.high
+    for mr in device.memory_regions():
+        if mr.addr <= first and last <= mr.addr + mr.length:
+            return mr
+    raise BufferAccessError(
+        f"no open memory region of {device.name} holds the array's bytes ({first:#x}..{last:#x}): register the array that "
+        "it's a view of"
+    )
+
+
+async def map_strided(qp: Mlx5QueuePair, mkey: Mkey, array: Any, mr: MemorySlice | None, access: int) -> MemorySlice:
+    """Inside a control operation: see :meth:`Mlx5QueuePair.map_strided`."""
+    device = qp.device
+    view = _View(array)
+    region = mr if mr is not None else _covering(device, view)
+    base = view.address - region.addr
+    if base + view.low < 0 or base + view.high > region.length:
+        raise UsageError(f"the array isn't inside {region!r}")
+    # An interleaved layout takes one entry of the mkey for its header.
+    limits = Limits(min(qp.umr_list, mkey.max_entries), min(qp.umr_interleaved, mkey.max_entries - 1))
+    node = plan(view.shape, view.strides, view.itemsize, limits)
+    free = list(mkey.children)
+    try:
+        last = await _register(qp, mkey, node, region, base, access, free)
+        await _finished(device.control, last)
+    except BaseException:
+        mkey.unbind_children()
+        raise
+    return mkey.whole()
+
+
+async def _register(
+    qp: Mlx5QueuePair, mkey: Mkey, node: Node, region: MemorySlice, base: int, access: int, free: list[Mkey]
+) -> Completion:
+    """Posts the layout of ``node`` for ``mkey``, and before it those of the mkeys that it's made of."""
+    if isinstance(node, Interleaved):
+        span = (node.repeat - 1) * node.stride + node.length
+        blocks = [
+            (region[base + offset : base + offset + span], node.length, node.stride - node.length)
+            for offset in node.offsets
+        ]
+        return qp.register_interleaved(mkey, blocks, repeat_count=node.repeat, access=access)
+    entries: list[MemorySlice] = []
+    for entry in (node,) if isinstance(node, Piece) else node.entries:
+        if isinstance(entry, Piece):
+            start = base + entry.offset
+            entries.append(region[start : start + entry.length])
+            continue
+        child = free.pop() if free else await _child(mkey)
+        await _register(qp, child, entry, region, base, access, free)
+        entries.append(child.whole())
+    return qp.register_list(mkey, entries, access=access)
+
+
+async def _child(mkey: Mkey) -> Mkey:
+    child = await create(mkey.device, mkey.max_entries)
+    mkey.children.append(child)
+    return child
+
+
+async def _finished(control: Control, operation: Completion) -> None:
+    finished = Signal(control.hooks)
+    operation.on_finish(finished.finish)
+    await until(finished)
+    operation.result()
