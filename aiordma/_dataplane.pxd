@@ -10,6 +10,7 @@ cdef class Completion(Waitable):
     cdef WorkQueue queue
     cdef object keepalive
     cdef object companion
+    cdef object batch
     cdef uint64_t seq
     cdef uint8_t state
     cdef bint signaled
@@ -157,6 +158,7 @@ cdef class WorkQueue:
     cdef int _put(self, uint64_t slot, Completion c) except -1
     cdef int _check_idle(self) except -1
     cdef int _mark(self) except -1
+    cdef int _mark_idle(self) except -1
     cdef Completion _marker(self, v.ibv_send_wr *wr)
     cdef int _mark_drain(self) except -1
     cdef int _chain(self, Waitable signal) except -1

@@ -145,6 +145,8 @@ cdef class Completion(Waitable):
         if status:
             if self._status <= 0:
                 self._status = status
+                if self.batch is not None:
+                    self.batch._blame(self, self.remaining)
                 if wc != NULL:
                     self._vendor_err = wc.vendor_err
                     self._wr_id = wc.wr_id
@@ -183,6 +185,7 @@ cdef class Completion(Waitable):
                 self.alarm = alarm
         self.keepalive = None
         self.companion = None
+        self.batch = None
         if self._status == 0 and self.error is None and self.asked in (
             v.IBV_WR_ATOMIC_CMP_AND_SWP, v.IBV_WR_ATOMIC_FETCH_AND_ADD
         ):
@@ -1039,6 +1042,8 @@ cdef class WorkQueue:
             self._flush_deferred()
         if self.draining:
             self._mark_drain()
+        elif self.idle is not None:
+            self._mark_idle()
         self._check_idle()
         return 1
 
@@ -1135,9 +1140,7 @@ cdef class WorkQueue:
             signal._finish()
             return
         self._chain(signal)
-        if self.kind == KIND_SEND and not self.closed:
-            if self.used and (not self.any_signaled or self.head - 1 != self.last_signaled):
-                self._mark()
+        self._mark_idle()
         self.cq._progress()
 
     def drain(self, Waitable signal not None) -> None:
@@ -1148,6 +1151,15 @@ cdef class WorkQueue:
         self._mark_drain()
         self.cq._progress()
         self._check_idle()
+
+    cdef int _mark_idle(self) except -1:
+        """For whoever waits until the queue is idle: something signalled is always last in it."""
+        # While something waits for a slot the queue is full, and then holds a signalled request (see _count_signal).
+        if self.kind != KIND_SEND or self.closed or self.used == 0 or self.deferred_head != NULL:
+            return 0
+        if self.cq.error is None and (not self.any_signaled or self.head - 1 != self.last_signaled):
+            self._mark()
+        return 0
 
     cdef int _chain(self, Waitable signal) except -1:
         """``signal`` finishes when the queue is idle; any number of them."""

@@ -236,6 +236,8 @@ cdef extern from *:
     #include <endian.h>
     static inline void aior_set_rdma(struct ibv_send_wr *wr, uint64_t addr, uint32_t rkey)
     { wr->wr.rdma.remote_addr = addr; wr->wr.rdma.rkey = rkey; }
+    static inline void aior_get_rdma(const struct ibv_send_wr *wr, uint64_t *addr, uint32_t *rkey)
+    { *addr = wr->wr.rdma.remote_addr; *rkey = wr->wr.rdma.rkey; }
     static inline void aior_set_atomic(struct ibv_send_wr *wr, uint64_t addr, uint32_t rkey, uint64_t compare_add,
                                        uint64_t swap)
     { wr->wr.atomic.remote_addr = addr; wr->wr.atomic.rkey = rkey; wr->wr.atomic.compare_add = compare_add;
@@ -262,6 +264,7 @@ cdef extern from *:
     }
     """
     void aior_set_rdma(ibv_send_wr *, uint64_t, uint32_t) nogil
+    void aior_get_rdma(const ibv_send_wr *, uint64_t *, uint32_t *) nogil
     void aior_set_atomic(ibv_send_wr *, uint64_t, uint32_t, uint64_t, uint64_t) nogil
     int aior_next_async_event(ibv_context *, int *, uint64_t *, int *) nogil
     uint32_t htobe32(uint32_t) nogil

@@ -619,6 +619,7 @@ cdef class Batch:
         _enter(c.keepalive)
         self.keep = []
         self.completion = c
+        c.batch = self
         try:
             while i < self.n:
                 room = queue._room()
@@ -644,6 +645,19 @@ cdef class Batch:
                 raise
         queue.cq._schedule_tick()
         return c
+
+    def _blame(self, Completion c not None, uint32_t remaining) -> None:
+        """The request that failed, the ``remaining``-th from the end, is what the Completion tells of."""
+        cdef v.ibv_send_wr *wr = &self.wrs[self.n - remaining]
+        cdef int i
+        c.asked = wr.opcode
+        c.local_addr = c.local_key = c.local_len = 0
+        if wr.num_sge:
+            c.local_addr = wr.sg_list[0].addr
+            c.local_key = wr.sg_list[0].lkey
+        for i in range(wr.num_sge):
+            c.local_len += wr.sg_list[i].length
+        v.aior_get_rdma(wr, &c.remote_addr, &c.remote_key)
 
     def __await__(self):
         return self.post().__await__()

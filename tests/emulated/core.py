@@ -1,0 +1,140 @@
+"""What the tests of the async core share: connected QPs, and ways to keep work requests in flight."""
+
+import contextlib
+import gc
+import logging
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+import sniffio
+from anyio.lowlevel import checkpoint
+
+import aiordma
+from aiordma import Completion, Device, MemoryRegion, QueuePair, RemoteBuffer
+
+
+@dataclass
+class Pair:
+    """Two connected QPs of one device; ``a`` is the active one, ``b`` its peer."""
+
+    device: Device
+    a: QueuePair
+    b: QueuePair
+    left: bytearray
+    right: bytearray
+    local: MemoryRegion
+    peer: MemoryRegion
+    remote: RemoteBuffer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.remote = self.peer.remote()
+
+    def block(self) -> Completion:
+        """A send for which the peer has no receive: with it everything behind it stays in flight, until unblock()."""
+        return self.a.send(None)
+
+    def unblock(self) -> Completion:
+        """The receive that block() waits for."""
+        return self.b.recv(None)
+
+    async def check(self) -> None:
+        """Both directions work."""
+        for here, there, source, sink in (
+            (self.a, self.b, self.local, self.peer),
+            (self.b, self.a, self.peer, self.local),
+        ):
+            receive = there.recv(sink[-8:])
+            source.view()[-16:-8] = b"aiordma!"
+            with anyio.fail_after(20):
+                await here.send(source[-16:-8])
+                await receive
+            assert bytes(sink.view()[-8:]) == b"aiordma!"
+            await here.rdma_write(source[-16:-8], sink.remote()[-16:-8])
+
+
+async def connect(a: QueuePair, b: QueuePair) -> None:
+    """Connects two QPs of one process."""
+    await a.connect(b.info)
+    await b.connect(a.info)
+
+
+@contextlib.asynccontextmanager
+async def connected(device: Device, size: int = 1 << 16, **config: Any) -> AsyncIterator[Pair]:
+    """A Pair with ``size`` bytes on each side. The QPs' ``min_rnr_timer`` is short: tests wait for it."""
+    left, right = bytearray(size), bytearray(size)
+    config.setdefault("min_rnr_timer", 1)
+    async with (
+        device.reg_mr(left) as local,
+        device.reg_mr(right) as peer,
+        device.create_qp(**config) as a,
+        device.create_qp(**config) as b,
+    ):
+        await connect(a, b)
+        yield Pair(device, a, b, left, right, local, peer)
+
+
+@contextlib.asynccontextmanager
+async def pair_on_emulated(size: int = 1 << 16, **config: Any) -> AsyncIterator[Pair]:
+    """The same with a device of its own."""
+    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device, size, **config) as pair:
+        yield pair
+
+
+async def settle() -> None:
+    """Lets everything that is ready to run do so."""
+    for _ in range(5):
+        await checkpoint()
+    gc.collect()
+    for _ in range(5):
+        await checkpoint()
+
+
+@dataclass
+class Reports:
+    """What was reported of errors that nobody awaited."""
+
+    found: list[BaseException] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[Reports]:
+    """Catches reports: the loop's exception handler on asyncio and uvloop, the log on trio. In a coroutine."""
+    reports = Reports()
+    if sniffio.current_async_library() == "asyncio":
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        before = loop.get_exception_handler()
+        loop.set_exception_handler(lambda _, context: reports.found.append(context["exception"]))
+        try:
+            yield reports
+        finally:
+            gc.collect()
+            loop.set_exception_handler(before)
+        return
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1] is not None:
+                reports.found.append(record.exc_info[1])
+
+    handler = Handler()
+    log = logging.getLogger("aiordma")
+    log.addHandler(handler)
+    try:
+        yield reports
+    finally:
+        gc.collect()
+        log.removeHandler(handler)
+
+
+def rss_kib() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1])
+    pytest.fail("/proc/self/status has no VmRSS")
