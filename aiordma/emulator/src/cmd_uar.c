@@ -155,6 +155,8 @@ void emu_uar_unmap_range(void *addr, size_t len)
 
 	if (to <= __atomic_load_n(&lowest, __ATOMIC_RELAXED) || from > __atomic_load_n(&highest, __ATOMIC_ACQUIRE))
 		return;
+	if (emu_foreign())
+		return;
 	emu_lock();
 	for (struct emu_list *l = emu.contexts.next; l != &emu.contexts; l = l->next)
 		unmap_in_context(container_of(l, struct emu_ucontext, link), from, to);

@@ -118,13 +118,12 @@ void emu_hook_fstat_fix(int fd, struct stat *st)
 {
 	struct emu_file *f;
 
+	/* A dup() that no hook saw is a regular file of the file system that our descriptors are on. */
+	if (!emu_fd_known(fd) && !(S_ISREG(st->st_mode) && st->st_dev == emu_node_st_dev()))
+		return;
 	if (emu_foreign())
 		return;
-	/* A dup() that no hook saw is a regular file of the file system that our descriptors are on. */
-	if (!emu_fd_known(fd) && S_ISREG(st->st_mode) && st->st_dev == emu_node_st_dev())
-		emu_node_adopt(fd);
-	if (!emu_fd_known(fd))
-		return;
+	emu_node_adopt(fd);
 	emu_lock();
 	f = emu_fd_get(fd);
 	if (f && f->kind == EMU_FILE_NODE)
@@ -257,8 +256,7 @@ void *emu_hook_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t o
 int emu_hook_munmap(void *addr, size_t len)
 {
 	emu_real_init();
-	if (!emu_foreign())
-		emu_uar_unmap_range(addr, len);
+	emu_uar_unmap_range(addr, len);
 	return emu_real.munmap(addr, len);
 }
 
