@@ -178,7 +178,8 @@ cdef class Completion(Waitable):
             self._status = 0
         if self._status > 0 or self.error is not None:
             self.queue.n_failed += 1
-            if not self.internal and self.waiters is None and not self.queue.closed:
+            # Whoever waits now may be cancelled before it runs again, so only looking at the error disarms this.
+            if not self.internal and not self.queue.closed:
                 alarm = _Alarm.__new__(_Alarm)
                 alarm.hooks = self.hooks
                 alarm.error = self._error()

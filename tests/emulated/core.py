@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,13 @@ async def pair_on_emulated(size: int = 1 << 16, **config: Any) -> AsyncIterator[
     """The same with a device of its own."""
     async with aiordma.open_device("emulated:mlx5_0") as device, connected(device, size, **config) as pair:
         yield pair
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Waits for something that announces itself to nobody."""
+    with anyio.fail_after(30):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.001)
 
 
 async def settle() -> None:
