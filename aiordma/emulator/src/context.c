@@ -148,7 +148,9 @@ static pid_t owner_pid;
 
 bool emu_foreign(void)
 {
-	return owner_pid && getpid() != owner_pid;
+	pid_t owner = __atomic_load_n(&owner_pid, __ATOMIC_RELAXED);
+
+	return owner && getpid() != owner;
 }
 
 /* Held around the start and stop of the device thread, which must be called without emu.lock. */
@@ -172,7 +174,7 @@ static void after_fork_in_child(void)
 	pthread_mutex_init(&emu.lock, NULL);
 	pthread_mutex_init(&lifecycle, NULL);
 	engine_running = false;
-	owner_pid = getpid();
+	__atomic_store_n(&owner_pid, getpid(), __ATOMIC_RELAXED);
 	for (unsigned p = 0; p < FD_PAGES; p++)
 		for (unsigned i = 0; fd_pages[p] && i < FD_PAGE; i++) {
 			struct emu_file *f = &fd_pages[p][i];
@@ -293,7 +295,7 @@ static void register_fork_handlers(void)
 	if (!done)
 		pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 	done = true;
-	owner_pid = getpid();
+	__atomic_store_n(&owner_pid, getpid(), __ATOMIC_RELAXED);
 }
 
 static int context_new(struct emu_device *d, int flags)

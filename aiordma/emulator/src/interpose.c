@@ -96,9 +96,12 @@ int emu_name_openat64_2(int dirfd, const char *path, int flags)
 /* The real ones by name: which exist depends on the C library. struct stat and struct stat64 are the same on the
  * 64-bit machines that this runs on. */
 #define NEXT(type, name)                                            \
-	static type next;                                           \
-	if (!next)                                                  \
+	static type found;                                          \
+	type next = __atomic_load_n(&found, __ATOMIC_RELAXED);      \
+	if (!next) {                                                \
 		next = (type)dlsym(RTLD_NEXT, name);                \
+		__atomic_store_n(&found, next, __ATOMIC_RELAXED);   \
+	}                                                           \
 	if (!next) {                                                \
 		errno = ENOSYS;                                     \
 		return -1;                                          \
