@@ -291,8 +291,12 @@ void qp_new(struct tqp *t, struct app *a, struct tcq *scq, struct tcq *rcq, stru
 	t->qp.type = o.type ? o.type : IBV_QPT_RC;
 	t->qp.uidx = __atomic_add_fetch(&next_uidx, 1, __ATOMIC_RELAXED);
 	t->qp.user_handle = (uintptr_t)t;
-	t->qp.sq_nbb = o.sq_nbb ? o.sq_nbb : 64;
-	t->qp.rq_nwqe = o.srq ? 0 : o.rq_nwqe ? o.rq_nwqe : 64;
+	t->qp.dci = o.dci;
+	t->qp.dct = o.dct;
+	t->qp.log_num_concurrent = o.log_num_concurrent;
+	t->qp.log_num_errored = o.log_num_errored;
+	t->qp.sq_nbb = o.dct || o.type == IBV_QPT_XRC_RECV ? 0 : o.sq_nbb ? o.sq_nbb : 64;
+	t->qp.rq_nwqe = o.srq || o.dct || o.dci || o.type >= IBV_QPT_XRC_SEND ? 0 : o.rq_nwqe ? o.rq_nwqe : 64;
 	t->qp.rq_shift = 4;
 	while (1u << t->qp.rq_shift < 16 * (o.rq_sge ? o.rq_sge : 1))
 		t->qp.rq_shift++;
@@ -382,7 +386,10 @@ static uint32_t put_address(uint8_t *w, uint32_t at, const struct wr *wr)
 {
 	struct mlx5_wqe_av av = { .dqp_dct = htobe32(wr->dqpn | MLX5_EXTENDED_UD_AV), .hop_limit = 64 };
 
-	av.key.qkey.qkey = htobe32(wr->qkey);
+	if (wr->dc_key)
+		av.key.dc_key = htobe64(wr->dc_key);
+	else
+		av.key.qkey.qkey = htobe32(wr->qkey);
 	memcpy(av.rgid, wr->dgid->raw, 16);
 	return put(w, at, &av, sizeof(av));
 }
@@ -391,8 +398,13 @@ static uint32_t put_body(uint8_t *w, uint32_t at, const struct tqp *t, const str
 {
 	bool atomic = wr->opcode == MLX5_OPCODE_ATOMIC_CS || wr->opcode == MLX5_OPCODE_ATOMIC_FA;
 
-	if (t->qp.type == IBV_QPT_UD)
+	if (t->qp.type == IBV_QPT_UD || t->qp.dci)
 		at = put_address(w, at, wr);
+	if (t->qp.type == IBV_QPT_XRC_SEND) {
+		uint32_t xrc[4] = { htobe32(wr->srqn) };
+
+		at = put(w, at, xrc, sizeof(xrc));
+	}
 	if (wr->opcode == MLX5_OPCODE_RDMA_WRITE || wr->opcode == MLX5_OPCODE_RDMA_WRITE_IMM ||
 	    wr->opcode == MLX5_OPCODE_RDMA_READ || atomic) {
 		struct mlx5_wqe_raddr_seg r = { htobe64(wr->raddr), htobe32(wr->rkey), 0 };
@@ -434,6 +446,7 @@ void qp_post_quietly(struct tqp *t, const struct wr *wr)
 				      (wr->solicited ? MLX5_WQE_CTRL_SOLICITED : 0) |
 				      (wr->fence ? MLX5_WQE_CTRL_FENCE : 0)),
 			    (uint8_t)(ds & 0x3f), 0, htobe32(wr->imm));
+	ctrl.dci_stream_channel_id = htobe16(wr->stream);
 	memcpy(w, &ctrl, sizeof(ctrl));
 	for (uint32_t i = 0; i < (at + 63) / 64; i++)
 		memcpy(t->qp.sq + (size_t)((t->sq_pi + i) & (t->qp.sq_nbb - 1)) * 64, w + i * 64, 64);

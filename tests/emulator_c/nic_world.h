@@ -92,8 +92,10 @@ struct wr {
 	uint32_t nsg;
 	const void *inl;
 	uint32_t ninl;
-	/* datagrams */
-	uint32_t dqpn, qkey;
+	/* datagrams, DC, XRC */
+	uint32_t dqpn, qkey, srqn;
+	uint64_t dc_key;
+	uint16_t stream;
 	const union ibv_gid *dgid;
 	/* anything else: used instead of all above but opcode */
 	const void *raw;
@@ -125,6 +127,8 @@ struct qp_opts {
 	uint8_t type;
 	uint32_t sq_nbb, rq_nwqe, rq_sge;
 	struct tsrq *srq;
+	bool dci, dct;
+	uint8_t log_num_concurrent, log_num_errored; /* DCI streams */
 };
 void qp_new(struct tqp *, struct app *, struct tcq *scq, struct tcq *rcq, struct qp_opts);
 void qp_free(struct tqp *);

@@ -104,6 +104,8 @@ static int new_cq(struct emu_cmd *c, const struct cq_request *r, struct emu_cq *
 	cq->ncqe = power_of_two_above(r->cqe);
 	cq->cqe_size = u.cqe_size;
 	cq->user_handle = r->user_handle;
+	cq->comp_vector = r->comp_vector;
+	cq->uar_page = u.flags & MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX ? u.uar_page_index : 0;
 	cq->channel = r->channel;
 	err = umem_get(u.buf_addr, (uint64_t)cq->ncqe * cq->cqe_size, true, &cq->pinned);
 	/* The doorbell record's page is checked, not charged: libmlx5 packs the records of all its queues on few pages. */

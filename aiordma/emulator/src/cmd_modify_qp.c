@@ -114,7 +114,7 @@ static int check_provider_part(struct emu_cmd *c)
 	return 0;
 }
 
-static void reset(struct emu_qp *qp)
+void emu_qp_forget_attributes(struct emu_qp *qp)
 {
 	memset(&qp->av, 0, sizeof(qp->av));
 	memset(&qp->alt, 0, sizeof(qp->alt));
@@ -190,7 +190,7 @@ int emu_modify_qp(struct emu_cmd *c, struct ib_uverbs_ex_modify_qp *req)
 		return err;
 	old = qp->state;
 	if (next == IBV_QPS_RESET)
-		reset(qp);
+		emu_qp_forget_attributes(qp);
 	else
 		apply(qp, m, &path);
 	qp->state = next;

@@ -173,6 +173,7 @@ static int new_qp(struct emu_cmd *c, const struct qp_request *r, struct emu_qp *
 	qp->type = (uint8_t)r->type;
 	qp->state = IBV_QPS_RESET;
 	qp->uidx = u.uidx;
+	qp->uar_page = u.flags & MLX5_QP_FLAG_UAR_PAGE_INDEX ? u.bfreg_index : 0;
 	qp->sq_sig_all = r->sig_all;
 	qp->user_handle = r->user_handle;
 	qp->max_send_wr = r->cap.max_send_wr;

@@ -267,6 +267,7 @@ bool emu_qp_modify_is_ok(uint8_t cur, uint8_t next, uint8_t type, uint32_t mask)
 /* and which of those transitions the mlx5 driver has a firmware command for. */
 bool emu_qp_hardware_can(uint8_t cur, uint8_t next);
 int emu_modify_qp(struct emu_cmd *, struct ib_uverbs_ex_modify_qp *);
+void emu_qp_forget_attributes(struct emu_qp *); /* to RESET: what changes of state had set */
 
 /* cmd_uar.c: pages that the library maps. */
 void *emu_uar_mmap(struct emu_ucontext *, void *addr, size_t len, int prot, off_t offset);

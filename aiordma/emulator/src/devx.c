@@ -6,7 +6,12 @@
 
 #include "devx.h"
 
-static const struct devx_commands *const all[] = { &devx_caps_commands, &devx_mkey_commands };
+static const struct devx_commands *const all[] = {
+	&devx_caps_commands,
+	&devx_mkey_commands,
+	&devx_qp_commands,
+	&devx_qp_modify_commands,
+};
 
 const struct devx_command *devx_find(uint16_t opcode)
 {

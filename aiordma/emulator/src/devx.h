@@ -65,7 +65,7 @@ struct devx_commands {
 	const struct devx_command *commands;
 	uint32_t n;
 };
-extern const struct devx_commands devx_caps_commands, devx_mkey_commands;
+extern const struct devx_commands devx_caps_commands, devx_mkey_commands, devx_qp_commands, devx_qp_modify_commands;
 
 /* Refuses: logs the reason, sets the syndrome, gives the status back. */
 uint8_t devx_refuse(struct devx_call *, uint8_t status, uint32_t syndrome, const char *why);
@@ -93,6 +93,7 @@ enum devx_syndrome {
 	SYN_RQ_STATE,
 	SYN_RQT_SIZE,
 	SYN_NO_MMO,
+	SYN_DCI_STREAM,
 };
 
 /* Runs one as the firmware would: fills in status and syndrome. */
@@ -103,6 +104,16 @@ const struct devx_command *devx_find(uint16_t opcode);
  * number, above it the opcode of the creator and the type of a general object. */
 uint64_t devx_named_object(const uint8_t *in);
 uint64_t devx_object_identity(const struct emu_object *);
+
+/* The object behind a query or change: the verbs object itself, or what a DEVX object holds. */
+static inline void *devx_target(const struct devx_call *c)
+{
+	struct devx_object *d = (struct devx_object *)c->target;
+
+	return d->o.type == EMU_DEVX_OBJ && d->inner ? d->inner : c->target;
+}
+uint8_t devx_log2(uint64_t n); /* rounded down; 0 of 0 */
+uint8_t devx_qp_state(const struct emu_qp *); /* of the qpc's numbers */
 
 struct emu_pd *devx_pd(struct emu_ucontext *, uint32_t pdn);
 struct emu_umem *devx_umem(struct emu_ucontext *, uint32_t id);

@@ -28,31 +28,26 @@ enum cap_kind {
 /* enum MLX5_TIMESTAMP_FORMAT_CAP_*: the CQE's timestamp is of a free-running clock */
 #define TS_FREE_RUNNING 0
 
-static uint8_t log2_floor(uint64_t n)
-{
-	return (uint8_t)(n ? 63 - __builtin_clzll(n) : 0);
-}
-
 static void fill_limits(const struct emu_limits *l, uint8_t *caps)
 {
-	prm_set(caps, CAP_LOG_MAX_QP, log2_floor(l->max_qp));
-	prm_set(caps, CAP_LOG_MAX_QP_SZ, log2_floor(l->max_qp_wr));
-	prm_set(caps, CAP_LOG_MAX_CQ, log2_floor(l->max_cq));
-	prm_set(caps, CAP_LOG_MAX_CQ_SZ, log2_floor((uint64_t)l->max_cqe + 1));
-	prm_set(caps, CAP_LOG_MAX_SRQ, log2_floor(l->max_srq));
-	prm_set(caps, CAP_LOG_MAX_SRQ_SZ, log2_floor((uint64_t)l->max_srq_wr + 1));
-	prm_set(caps, CAP_LOG_MAX_MKEY, log2_floor(l->max_mr));
-	prm_set(caps, CAP_LOG_MAX_PD, log2_floor(l->max_pd));
-	prm_set(caps, CAP_LOG_MAX_MSG, log2_floor(l->max_msg_sz));
-	prm_set(caps, CAP_LOG_MAX_MRW_SZ, log2_floor(l->max_mr_size));
-	prm_set(caps, CAP_LOG_MAX_RA_REQ_QP, log2_floor(l->max_qp_rd_atom));
-	prm_set(caps, CAP_LOG_MAX_RA_RES_QP, log2_floor(l->max_qp_init_rd_atom));
+	prm_set(caps, CAP_LOG_MAX_QP, devx_log2(l->max_qp));
+	prm_set(caps, CAP_LOG_MAX_QP_SZ, devx_log2(l->max_qp_wr));
+	prm_set(caps, CAP_LOG_MAX_CQ, devx_log2(l->max_cq));
+	prm_set(caps, CAP_LOG_MAX_CQ_SZ, devx_log2((uint64_t)l->max_cqe + 1));
+	prm_set(caps, CAP_LOG_MAX_SRQ, devx_log2(l->max_srq));
+	prm_set(caps, CAP_LOG_MAX_SRQ_SZ, devx_log2((uint64_t)l->max_srq_wr + 1));
+	prm_set(caps, CAP_LOG_MAX_MKEY, devx_log2(l->max_mr));
+	prm_set(caps, CAP_LOG_MAX_PD, devx_log2(l->max_pd));
+	prm_set(caps, CAP_LOG_MAX_MSG, devx_log2(l->max_msg_sz));
+	prm_set(caps, CAP_LOG_MAX_MRW_SZ, devx_log2(l->max_mr_size));
+	prm_set(caps, CAP_LOG_MAX_RA_REQ_QP, devx_log2(l->max_qp_rd_atom));
+	prm_set(caps, CAP_LOG_MAX_RA_RES_QP, devx_log2(l->max_qp_init_rd_atom));
 }
 
 static void fill_umr(const struct emu_limits *l, uint8_t *caps)
 {
 	if (l->umr)
-		prm_set(caps, CAP_LOG_MAX_KLM_LIST_SIZE, log2_floor(DEVX_MAX_KLM));
+		prm_set(caps, CAP_LOG_MAX_KLM_LIST_SIZE, devx_log2(DEVX_MAX_KLM));
 	else
 		prm_set(caps, CAP_UMR_INDIRECT_MKEY_DISABLED, 1);
 	prm_set(caps, CAP_REPEATED_BLOCK_DISABLED, !l->umr);
@@ -66,7 +61,7 @@ static void fill_mmo(const struct emu_limits *l, uint8_t *caps)
 		return;
 	prm_set(caps, CAP_DMA_MMO_QP, 1);
 	prm_set(caps, CAP_QPC_EXTENSION, 1);
-	prm_set(caps, CAP_LOG_DMA_MMO_MAX_SIZE, log2_floor(l->max_wr_memcpy_length));
+	prm_set(caps, CAP_LOG_DMA_MMO_MAX_SIZE, devx_log2(l->max_wr_memcpy_length));
 }
 
 static void fill_general(const struct emu_device *d, uint8_t *caps)

@@ -217,4 +217,206 @@ enum { MKC_MODE_PA = 0, MKC_MODE_MTT = 1, MKC_MODE_KLMS = 2, MKC_MODE_KSM = 3 };
 #define KLM_KEY F(0x20, 32)
 #define KLM_ADDRESS F(0x40, 64)
 
+/* ---------------------------------------------------------------- qpc, ads: a queue pair */
+
+#define QP_IN_OPT_PARAM_MASK F(0x80, 32) /* also of query_qp_out */
+#define QP_IN_QPC_AT (0xc0 / 8)		 /* also of query_qp_out */
+#define QP_IN_QPC_EXT F(0x40, 1)
+#define QP_IN_OPT_PARAM_MASK_95_32 F(0x840, 64)
+#define QP_IN_QPC_DATA_EXT_AT (0x880 / 8)
+#define QP_IN_BYTES 272	    /* of every change but 2ERR and 2RST, without the extension */
+#define QP_IN_EXT_BYTES 464
+#define CREATE_QP_IN_UMEM_OFFSET F(0x800, 64)
+#define CREATE_QP_IN_UMEM_ID F(0x840, 32)
+#define CREATE_QP_IN_UMEM_VALID F(0x860, 1)
+
+#define QPC_STATE F(0x00, 4)
+#define QPC_ST F(0x08, 8)
+#define QPC_PM_STATE F(0x13, 2)
+#define QPC_PD F(0x28, 24)
+#define QPC_MTU F(0x40, 3)
+#define QPC_LOG_MSG_MAX F(0x43, 5)
+#define QPC_LOG_RQ_SIZE F(0x49, 4)
+#define QPC_LOG_RQ_STRIDE F(0x4d, 3)
+#define QPC_NO_SQ F(0x50, 1)
+#define QPC_LOG_SQ_SIZE F(0x51, 4)
+#define QPC_UAR_PAGE F(0x68, 24)
+#define QPC_SEND_DBR_MODE F(0x80, 2)
+#define QPC_USER_INDEX F(0x88, 24)
+#define QPC_REMOTE_QPN F(0xa8, 24)
+#define QPC_PRIMARY_PATH_AT (0xc0 / 8)
+#define QPC_LOG_SRA_MAX F(0x388, 3)
+#define QPC_RETRY_COUNT F(0x38d, 3)
+#define QPC_RNR_RETRY F(0x390, 3)
+#define QPC_CUR_RNR_RETRY F(0x395, 3)
+#define QPC_CUR_RETRY_COUNT F(0x398, 3)
+#define QPC_NEXT_SEND_PSN F(0x3c8, 24)
+#define QPC_CQN_SND F(0x3e8, 24)
+#define QPC_LOG_NUM_DCI_STREAM_CHANNELS F(0x3e3, 5)
+#define QPC_LOG_NUM_DCI_ERRORED_STREAMS F(0x403, 5)
+#define QPC_LAST_ACKED_PSN F(0x448, 24)
+#define QPC_SSN F(0x468, 24)
+#define QPC_LOG_RRA_MAX F(0x488, 3)
+#define QPC_ATOMIC_MODE F(0x48c, 4)
+#define QPC_RRE F(0x490, 1)
+#define QPC_RWE F(0x491, 1)
+#define QPC_RAE F(0x492, 1)
+#define QPC_MIN_RNR_NAK F(0x4a3, 5)
+#define QPC_NEXT_RCV_PSN F(0x4a8, 24)
+#define QPC_XRCD F(0x4c8, 24)
+#define QPC_CQN_RCV F(0x4e8, 24)
+#define QPC_DBR_ADDR F(0x500, 64)
+#define QPC_Q_KEY F(0x540, 32)
+#define QPC_RQ_TYPE F(0x565, 3)
+#define QPC_SRQN F(0x568, 24)
+#define QPC_RMSN F(0x588, 24)
+#define QPC_HW_SQ_COUNTER F(0x5a0, 16)
+#define QPC_SW_SQ_COUNTER F(0x5b0, 16)
+#define QPC_HW_RQ_COUNTER F(0x5c0, 32)
+#define QPC_SW_RQ_COUNTER F(0x5e0, 32)
+#define QPC_DC_ACCESS_KEY F(0x640, 64)
+#define QPC_DBR_UMEM_VALID F(0x683, 1)
+#define QPC_DBR_UMEM_ID F(0x720, 32)
+
+enum { QPC_ST_RC = 0, QPC_ST_UC = 1, QPC_ST_UD = 2, QPC_ST_XRC = 3, QPC_ST_DCI = 5 };
+/* enum mlx5_qp_state of linux/mlx5/qp.h: not the numbers of ibv_qp_state */
+enum { QPC_RST, QPC_INIT, QPC_RTR, QPC_RTS, QPC_SQER, QPC_SQD, QPC_ERR, QPC_SQ_DRAINING };
+enum { QPC_RQ_OWN = 0, QPC_RQ_SRQ = 1, QPC_RQ_NONE = 3 };
+enum { QPC_PM_ARMED = 0, QPC_PM_REARM = 1, QPC_PM_MIGRATED = 3 };
+
+#define QPC_EXT_MMO F(0x02, 1)
+#define QPC_EXT_DCI_STREAM F(0x10, 16)
+
+#define ADS_PKEY_INDEX F(0x10, 16)
+#define ADS_GRH F(0x28, 1)
+#define ADS_RLID F(0x30, 16)
+#define ADS_ACK_TIMEOUT F(0x40, 5)
+#define ADS_SRC_ADDR_INDEX F(0x48, 8)
+#define ADS_HOP_LIMIT F(0x58, 8)
+#define ADS_TCLASS F(0x64, 8)
+#define ADS_FLOW_LABEL F(0x6c, 20)
+#define ADS_RGID_AT (0x80 / 8)
+#define ADS_DSCP F(0x10a, 6)
+#define ADS_ETH_PRIO F(0x121, 3)
+#define ADS_SL F(0x124, 4)
+#define ADS_PORT F(0x128, 8)
+#define ADS_RMAC F(0x130, 48)
+
+/* enum mlx5_qp_optpar */
+enum {
+	OPT_RRE = 1 << 1,
+	OPT_RAE = 1 << 2,
+	OPT_RWE = 1 << 3,
+	OPT_PKEY_INDEX = 1 << 4,
+	OPT_Q_KEY = 1 << 5,
+	OPT_RNR_TIMEOUT = 1 << 6,
+	OPT_PRIMARY_PATH = 1 << 7,
+	OPT_SRA_MAX = 1 << 8,
+	OPT_RRA_MAX = 1 << 9,
+	OPT_PM_STATE = 1 << 10,
+	OPT_RETRY_COUNT = 1 << 12,
+	OPT_RNR_RETRY = 1 << 13,
+	OPT_ACK_TIMEOUT = 1 << 14,
+	OPT_PRI_PORT = 1 << 16,
+};
+/* Bits of opt_param_mask_95_32: MLX5_QPC_OPT_MASK_32_* */
+enum { OPT32_DCI_STREAM_CHANNEL_ID = 1 << 0, OPT32_MMO = 1 << 3 };
+
+/* ---------------------------------------------------------------- dctc */
+
+#define QUERY_DCT_OUT_DCTC_AT (0x80 / 8)
+#define DCTC_STATE F(0x04, 4)
+#define DCTC_USER_INDEX F(0x28, 24)
+#define DCTC_CQN F(0x48, 24)
+#define DCTC_RRE F(0x6c, 1)
+#define DCTC_RWE F(0x6d, 1)
+#define DCTC_RAE F(0x6e, 1)
+#define DCTC_MIN_RNR_NAK F(0x93, 5)
+#define DCTC_SRQN F(0xa8, 24)
+#define DCTC_PD F(0xc8, 24)
+#define DCTC_TCLASS F(0xe0, 8)
+#define DCTC_FLOW_LABEL F(0xec, 20)
+#define DCTC_DC_ACCESS_KEY F(0x100, 64)
+#define DCTC_MTU F(0x145, 3)
+#define DCTC_PORT F(0x148, 8)
+#define DCTC_PKEY_INDEX F(0x150, 16)
+#define DCTC_MY_ADDR_INDEX F(0x168, 8)
+#define DCTC_HOP_LIMIT F(0x178, 8)
+
+/* ---------------------------------------------------------------- cqc */
+
+#define CQ_CQC_AT (0x80 / 8) /* of create_cq_in, query_cq_out, modify_cq_in */
+#define MODIFY_CQ_IN_FIELD_SELECT F(0x60, 32)
+#define CREATE_CQ_IN_UMEM_OFFSET F(0x280, 64)
+#define CREATE_CQ_IN_UMEM_ID F(0x2c0, 32)
+#define CREATE_CQ_IN_UMEM_VALID F(0x2e0, 1)
+
+#define CQC_STATUS F(0x00, 4)
+#define CQC_DBR_UMEM_VALID F(0x06, 1)
+#define CQC_CQE_SZ F(0x08, 3)
+#define CQC_CC F(0x0b, 1)
+#define CQC_OI F(0x0e, 1)
+#define CQC_CQE_COMP_EN F(0x11, 1)
+#define CQC_ST F(0x14, 4)
+#define CQC_DBR_UMEM_ID F(0x20, 32)
+#define CQC_LOG_CQ_SIZE F(0x63, 5)
+#define CQC_UAR_PAGE F(0x68, 24)
+#define CQC_CQ_PERIOD F(0x84, 12)
+#define CQC_CQ_MAX_COUNT F(0x90, 16)
+#define CQC_C_EQN F(0xa0, 32)
+#define CQC_LAST_SOLICIT_INDEX F(0x128, 24)
+#define CQC_CONSUMER_COUNTER F(0x148, 24)
+#define CQC_PRODUCER_COUNTER F(0x168, 24)
+#define CQC_DBR_ADDR F(0x1c0, 64)
+
+enum { CQC_STATUS_OK = 0, CQC_STATUS_OVERFLOW = 9 };
+enum { CQC_ST_SOLICITED_ARMED = 6, CQC_ST_ARMED = 9, CQC_ST_FIRED = 10 };
+enum { MODIFY_CQ_PERIOD = 1 << 0, MODIFY_CQ_MAX_COUNT = 1 << 1 }; /* MLX5_CQ_MODIFY_* */
+
+/* ---------------------------------------------------------------- wq, rqc, rmpc, xrc_srqc, rqtc */
+
+#define CTX_AT (0x100 / 8) /* of create, modify and query of RQ, RMP and RQT */
+#define MODIFY_STATE F(0x40, 4)
+#define MODIFY_BITMASK F(0x80, 64)
+#define ARM_LWM F(0x70, 16)
+#define XRC_SRQC_AT (0x80 / 8)
+#define SRQ_OUT_BYTES 272 /* of query_rq_out, query_rmp_out, query_xrc_srq_out */
+
+#define RQC_STATE F(0x08, 4) /* the same in rmpc */
+#define RQC_VSD F(0x03, 1)
+#define RQC_USER_INDEX F(0x28, 24)
+#define RQC_CQN F(0x48, 24)
+#define RQC_WQ_AT (0x180 / 8) /* the same in rmpc */
+enum { RQC_RST = 0, RQC_RDY = 1, RQC_ERR = 3 };
+
+#define WQ_TYPE F(0x00, 4)
+#define WQ_LWM F(0x30, 16)
+#define WQ_PD F(0x48, 24)
+#define WQ_UAR_PAGE F(0x68, 24)
+#define WQ_DBR_ADDR F(0x80, 64)
+#define WQ_HW_COUNTER F(0xc0, 32)
+#define WQ_SW_COUNTER F(0xe0, 32)
+#define WQ_LOG_STRIDE F(0x10c, 4)
+#define WQ_LOG_SIZE F(0x11b, 5)
+enum { WQ_LINKED_LIST = 0, WQ_CYCLIC = 1 };
+#define RMP_BITMASK_LWM 1ull /* modify_rmp_in.bitmask */
+#define MODIFY_RQ_VSD (1ull << 1)
+
+#define XRC_SRQC_STATE F(0x00, 4)
+#define XRC_SRQC_LOG_SIZE F(0x04, 4)
+#define XRC_SRQC_LOG_RQ_STRIDE F(0x25, 3)
+#define XRC_SRQC_XRCD F(0x28, 24)
+#define XRC_SRQC_CQN F(0x48, 24)
+#define XRC_SRQC_USER_INDEX F(0x88, 24)
+#define XRC_SRQC_PD F(0xc8, 24)
+#define XRC_SRQC_LWM F(0xe0, 16)
+#define XRC_SRQC_WQE_CNT F(0xf0, 16)
+
+#define RQTC_LIST_Q_TYPE F(0xa5, 3)
+#define RQTC_MAX_SIZE F(0xb0, 16)
+#define RQTC_ACTUAL_SIZE F(0xd0, 16)
+#define RQTC_LIST_AT (0x780 / 8)
+#define RQ_NUM F(0x08, 24) /* of each 32-bit entry */
+#define RQT_BITMASK_LIST 1ull
+
 #endif

@@ -166,6 +166,7 @@ struct emu_cq {
 	uint32_t solicited_pi;
 	uint8_t armed; /* 0, 1 next completion, 2 next solicited */
 	uint32_t arm_ci;
+	uint32_t uar_page, comp_vector; /* control's, for queries; also uar_page of QPs and WQs */
 	bool overrun; /* in error: IBV_EVENT_CQ_ERR raised, no further CQE */
 	uint64_t user_handle;
 	struct emu_channel *channel;
@@ -214,7 +215,7 @@ struct emu_qp {
 	struct emu_pd *pd;
 	struct emu_cq *scq, *rcq;
 	struct emu_srq *srq;
-	uint32_t qpn, uidx;
+	uint32_t qpn, uidx, uar_page;
 	uint8_t type;  /* enum ibv_qp_type */
 	uint8_t state; /* enum ibv_qp_state */
 	bool dci, dct, sq_sig_all;
@@ -377,6 +378,14 @@ void emu_qp_remove(struct emu_qp *);			 /* no CQE of it is written after this; u
 void emu_qp_state_changed(struct emu_qp *, uint8_t old); /* qp->state is the new one: RESET clears the queues' counters,
 							  * ERR flushes, RTS starts the SQ, SQD drains and raises the event */
 void emu_qp_kick(struct emu_qp *);			 /* look at its queues soon */
+/* How far the connection has come. */
+struct emu_qp_progress {
+	uint32_t next_send_psn, next_rcv_psn;
+	uint32_t messages_sent, messages_received; /* 24 bits, of what uses sequence numbers */
+};
+void emu_qp_progress(const struct emu_qp *, struct emu_qp_progress *);
+/* Lets a DCI's stream work again after an error; EINVAL if it isn't in error. */
+int emu_dci_stream_reset(struct emu_qp *, uint16_t stream);
 
 int emu_srq_insert(struct emu_device *, struct emu_srq *);
 void emu_srq_remove(struct emu_srq *);

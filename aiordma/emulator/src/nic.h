@@ -161,6 +161,9 @@ struct nic_qp {
 	uint64_t rx_len;     /* bytes of it that came */
 	bool rx_busy;
 	uint32_t tx_psn, rx_psn;
+	uint32_t tx_messages, rx_messages; /* 24 bits */
+	uint64_t *stream_errors; /* a DCI with streams: a bit for each that is in error */
+	uint32_t nstream_errors;
 	/* fabric.c: where the connection leads */
 	struct emu_device *route_dev;
 	uint8_t route_port;

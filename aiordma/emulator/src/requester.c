@@ -280,6 +280,7 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 	if (!req.last)
 		return STEP_MORE;
 	nic(qp)->tx_psn = (nic(qp)->tx_psn + req.packets) & 0xffffff;
+	nic(qp)->tx_messages++;
 	return STEP_DONE;
 }
 

@@ -39,6 +39,14 @@ static struct emu_srq *request_srq(const struct emu_qp *qp, const struct nic_req
 	return srq && srq->xrc ? srq : NULL;
 }
 
+/* Whose protection domain guards the memory: on an XRC connection that of the SRQ the request names. */
+static uint32_t request_pdn(const struct emu_qp *qp, const struct nic_req *req)
+{
+	const struct emu_srq *srq = request_srq(qp, req);
+
+	return qp->type == IBV_QPT_XRC_RECV && srq ? srq->pd->pdn : qp->pd->pdn;
+}
+
 /* ---------------------------------------------------------------- receives */
 
 static void complete(struct emu_qp *qp, const struct nic_recv *r, struct nic_cqe *c)
@@ -142,11 +150,12 @@ static bool scatter(struct emu_qp *qp, const struct nic_recv *r, uint64_t off, c
 
 /* SEND with invalidate: IBTA 9.4.1.1.3. It takes a window of type 2 that this QP bound, or an mkey created for it
  * (MLX5DV_MKEY_INIT_ATTR_FLAGS_REMOTE_INVALIDATE); never an MR's own key. */
-static bool invalidate(struct emu_qp *qp, uint32_t key)
+static bool invalidate(struct emu_qp *qp, const struct nic_req *req)
 {
+	uint32_t key = be32toh(req->imm);
 	struct emu_mkey *m = emu_mkey_find(qp->dev, key);
 
-	if (!m || m->pdn != qp->pd->pdn || m->free)
+	if (!m || m->pdn != request_pdn(qp, req) || m->free)
 		return false;
 	if (m->o.type == EMU_MW ? m->bound_qpn != qp->qpn : !m->remote_invalidate)
 		return false;
@@ -174,7 +183,7 @@ static enum nic_reply receive_send(struct emu_qp *qp, struct nic_req *req, struc
 		return bad_buffer(qp, r);
 	if (!req->last)
 		return REPLY_ACK;
-	if (req->opcode == MLX5_OPCODE_SEND_INVAL && !invalidate(qp, be32toh(req->imm))) {
+	if (req->opcode == MLX5_OPCODE_SEND_INVAL && !invalidate(qp, req)) {
 		/* rxe, class J: the receive fails, the sender is not told. */
 		complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
 		qp_to_error(qp, 0);
@@ -186,13 +195,6 @@ static enum nic_reply receive_send(struct emu_qp *qp, struct nic_req *req, struc
 
 /* ---------------------------------------------------------------- one-sided */
 
-static uint32_t request_pdn(const struct emu_qp *qp, const struct nic_req *req)
-{
-	const struct emu_srq *srq = request_srq(qp, req);
-
-	return qp->type == IBV_QPT_XRC_RECV && srq ? srq->pd->pdn : qp->pd->pdn;
-}
-
 /* May the QP's peer do this at all, and with this memory? What is outside the QP's own rights is an operation it doesn't
  * support: rxe, check_op_valid(). */
 static enum nic_reply check_rights(struct emu_qp *qp, const struct nic_req *req, uint32_t rights)
@@ -200,8 +202,9 @@ static enum nic_reply check_rights(struct emu_qp *qp, const struct nic_req *req,
 	struct nic_access a = { qp->dev, request_pdn(qp, req), qp->qpn, true, rights };
 	uint32_t allowed = qp->access;
 
-	/* mlx5/qp.c, to_mlx5_access_flags(): with no responder resources a QP serves no READ and no atomic. */
-	if (!qp->dest_rd_atomic)
+	/* mlx5/qp.c, set_qpc_atomic_flags(): with no responder resources a QP serves no READ and no atomic.
+	 * A DCT isn't told how many it has. */
+	if (!qp->dest_rd_atomic && !qp->dct)
 		allowed &= ~(uint32_t)(IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
 	if (rights & ~allowed)
 		return refuse_invalid(qp);
@@ -351,6 +354,8 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	 * sender gives up: rxe check_psn(). */
 	if (connected && req->psn != n->rx_psn)
 		return REPLY_NONE;
+	if (qp->type == IBV_QPT_XRC_RECV && !request_srq(qp, req))
+		return refuse_invalid(qp);
 	if (req->first && connected && n->rx_busy)
 		return REPLY_NONE;
 	if (req->first && qp->type != IBV_QPT_UD && mtu_differs(qp, req))
@@ -377,6 +382,8 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 
 void responder_reset(struct emu_qp *qp)
 {
+		n->rx_messages++;
+	}
 	nic(qp)->rx_busy = false;
 	nic(qp)->rx->taken = false;
 }

@@ -2,12 +2,15 @@
  * Send queues: running them, completing and flushing; and the life of a QP on the device. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "nic.h"
 
 /* QPNs 0 and 1 are the management QPs; a device starts far above. The range bounds only how soon one is used again. */
 #define QPN_FIRST 0x100u
 #define QPN_RANGE ((1u << 20) - QPN_FIRST)
+
+#define STREAMS 65536u /* the WQE's field has 16 bits */
 
 /* WQEs, and flushes, that a QP gets in one turn before the others have theirs. */
 #define TURN_WQES 64u
@@ -74,6 +77,36 @@ static void retire(struct emu_qp *qp, const struct nic_wqe *w)
 	nic(qp)->decoded = false;
 }
 
+/* A DCI with streams keeps their faults apart: only what else is on the stream is flushed, until the application resets
+ * it; too many streams in error at once, and the DCI is: man mlx5dv_dci_stream_id_reset. True: it's still alive. */
+static bool fail_stream(struct emu_qp *qp, uint16_t stream)
+{
+	struct nic_qp *n = nic(qp);
+
+	if (!n->stream_errors)
+		return false;
+	n->stream_errors[stream / 64] |= 1ull << stream % 64;
+	return ++n->nstream_errors < 1u << (qp->log_num_errored & 31);
+}
+
+static bool stream_failed(const struct emu_qp *qp, uint16_t stream)
+{
+	const uint64_t *errors = nic(qp)->stream_errors;
+
+	return errors && (errors[stream / 64] >> stream % 64 & 1);
+}
+
+int emu_dci_stream_reset(struct emu_qp *qp, uint16_t stream)
+{
+	struct nic_qp *n = nic(qp);
+
+	if (!stream_failed(qp, stream))
+		return EINVAL;
+	n->stream_errors[stream / 64] &= ~(1ull << stream % 64);
+	n->nstream_errors--;
+	return 0;
+}
+
 /* A failed WQE ends the work of its queue: a connected or reliable QP goes to ERR, of an unreliable one only the send
  * queue stops, in SQE (IBTA 10.3.1.6). */
 static void fail_wqe(struct emu_qp *qp, const struct nic_wqe *w, uint8_t syndrome)
@@ -86,7 +119,8 @@ static void fail_wqe(struct emu_qp *qp, const struct nic_wqe *w, uint8_t syndrom
 			qp->state = IBV_QPS_SQE;
 		return;
 	}
-	qp_to_error(qp, 0);
+	if (!fail_stream(qp, w->stream))
+		qp_to_error(qp, 0);
 }
 
 static uint32_t sq_flush(struct emu_qp *qp, uint32_t budget)
@@ -150,6 +184,11 @@ static enum nic_step run_one(struct emu_qp *qp)
 		fail_wqe(qp, w, n->decode_error);
 		return STEP_FAIL;
 	}
+	if (stream_failed(qp, w->stream)) {
+		complete(qp, w, MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
+		retire(qp, w);
+		return STEP_DONE;
+	}
 	step = requester_step(qp, w, &syndrome);
 	if (step == STEP_FAIL) {
 		fail_wqe(qp, w, syndrome);
@@ -195,6 +234,7 @@ static void forget(struct emu_qp *qp)
 
 	free(n->wqe);
 	free(n->rx);
+	free(n->stream_errors);
 	free(n);
 	qp->priv = NULL;
 }
@@ -209,6 +249,8 @@ int emu_qp_insert(struct emu_device *dev, struct emu_qp *qp)
 	n->qp = qp;
 	n->wqe = aligned_alloc(64, sizeof(*n->wqe));
 	n->rx = calloc(1, sizeof(*n->rx));
+	if (qp->dci && qp->log_num_concurrent)
+		n->stream_errors = calloc(STREAMS / 64, sizeof(uint64_t));
 	if (n->wqe && n->rx)
 		qp->qpn = table_insert(&dev->qps, &dev->qps_size, &dev->next_qpn, QPN_FIRST, QPN_RANGE, qp);
 	if (!n->wqe || !n->rx || !qp->qpn) {
@@ -250,6 +292,10 @@ static void reset(struct emu_qp *qp)
 	n->decoded = false;
 	n->last_wqe_raised = false;
 	n->route_dev = NULL;
+	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
+	n->nstream_errors = 0;
+	if (n->stream_errors)
+		memset(n->stream_errors, 0, STREAMS / 8);
 	responder_reset(qp);
 }
 
@@ -285,4 +331,16 @@ void emu_qp_kick(struct emu_qp *qp)
 {
 	engine_activate(qp);
 	emu_engine_wake();
+}
+
+void emu_qp_progress(const struct emu_qp *qp, struct emu_qp_progress *p)
+{
+	const struct nic_qp *n = nic(qp);
+
+	*p = (struct emu_qp_progress){
+		.next_send_psn = n->tx_psn,
+		.next_rcv_psn = n->rx_psn,
+		.messages_sent = n->tx_messages & 0xffffff,
+		.messages_received = n->rx_messages & 0xffffff,
+	};
 }

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: MIT
+ * Dynamically connected transport, with streams, and extended reliable connections. */
+#include <errno.h>
+
+#include "nic_world.h"
+
+static struct app app[2];
+static struct tcq scq, rcq, xcq;
+static struct tsrq srq, other;
+static struct tqp tx, rx;
+static struct tmr mr[2];
+static uint8_t mem[2][1 << 20];
+static union ibv_gid gid;
+
+#define KEY 0x1122334455667788ull
+
+static void open_all(struct qp_opts tx_opts, struct qp_opts rx_opts)
+{
+	gid = device_gid(1);
+	for (unsigned i = 0; i < 2; i++) {
+		app_open(&app[i], i);
+		mr_new(&mr[i], &app[i], mem[i], sizeof(mem[i]), ALL_ACCESS);
+	}
+	for (unsigned k = 0; k < sizeof(mem[0]); k++)
+		mem[0][k] = (uint8_t)(k * 11 + (k >> 9));
+	memset(mem[1], 0, sizeof(mem[1]));
+	cq_new(&scq, &app[0], 64, NULL);
+	cq_new(&rcq, &app[1], 64, NULL);
+	cq_new(&xcq, &app[1], 64, NULL);
+	srq_new(&srq, &app[1], 16, 1);
+	srq_new(&other, &app[1], 16, 1);
+	rx_opts.srq = rx_opts.dct ? &srq : NULL;
+	qp_new(&tx, &app[0], &scq, &scq, tx_opts);
+	qp_new(&rx, &app[1], &rcq, &rcq, rx_opts);
+}
+
+static void close_all(void)
+{
+	qp_free(&tx);
+	qp_free(&rx);
+	srq_free(&srq);
+	srq_free(&other);
+	cq_free(&scq);
+	cq_free(&rcq);
+	cq_free(&xcq);
+	for (unsigned i = 0; i < 2; i++) {
+		mr_free(&mr[i]);
+		app_close(&app[i]);
+	}
+}
+
+static uint8_t sent(void)
+{
+	struct wc wc;
+
+	cq_wait(&scq, &wc);
+	return wc.syndrome;
+}
+
+static void recv_on(struct tsrq *q, uint32_t off, uint32_t len)
+{
+	struct sge s = { mem[1] + off, len, mr[1].m.key };
+
+	srq_post(q, &s, 1);
+}
+
+/* ---------------------------------------------------------------- DC */
+
+static struct sge sg;
+
+static struct wr dc(uint8_t op, uint32_t len, uint16_t stream)
+{
+	sg = (struct sge){ mem[0], len, mr[0].m.key };
+	return (struct wr){ .opcode = op, .sg = &sg, .nsg = 1, .raddr = (uintptr_t)mem[1] + 500000, .rkey = mr[1].m.key,
+			    .dqpn = rx.qp.qpn, .dc_key = KEY, .dgid = &gid, .stream = stream };
+}
+
+static void dc_open(uint8_t log_concurrent, uint8_t log_errored)
+{
+	open_all((struct qp_opts){ .type = IBV_QPT_DRIVER, .dci = true, .log_num_concurrent = log_concurrent,
+				   .log_num_errored = log_errored },
+		 (struct qp_opts){ .type = IBV_QPT_DRIVER, .dct = true });
+	rx.qp.dc_key = KEY;
+	rx.qp.dest_rd_atomic = 0; /* a DCT has no such attribute */
+	tx.qp.timeout = 8;
+	tx.qp.retry_cnt = 1;
+	qp_state(&rx, IBV_QPS_INIT);
+	qp_state(&rx, IBV_QPS_RTR);
+	qp_to_rts(&tx);
+}
+
+static void dc_traffic(void)
+{
+	struct wr w;
+	struct wc wc;
+
+	dc_open(0, 0);
+	recv_on(&srq, 0, 400000);
+	w = dc(MLX5_OPCODE_SEND_IMM, 300000, 0);
+	w.imm = 3;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	cq_wait(&rcq, &wc);
+	CHECK_EQ(wc.op, MLX5_CQE_RESP_SEND_IMM);
+	CHECK_EQ(wc.uidx, rx.qp.uidx);
+	CHECK_EQ(wc.bytes, 300000);
+	CHECK(!memcmp(mem[0], mem[1], 300000));
+	w = dc(MLX5_OPCODE_RDMA_WRITE, 1000, 0);
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	CHECK(!memcmp(mem[0], mem[1] + 500000, 1000));
+	w = dc(MLX5_OPCODE_RDMA_READ, 1000, 0);
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	w = dc(MLX5_OPCODE_ATOMIC_FA, 8, 0);
+	w.swap_add = 1;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	/* The target outlives what an initiator does wrong. */
+	w = dc(MLX5_OPCODE_RDMA_WRITE, 8, 0);
+	w.rkey ^= 0x1000;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+	CHECK_EQ(qp_state_now(&rx), IBV_QPS_RTR);
+	CHECK_EQ(qp_state_now(&tx), IBV_QPS_ERR);
+	close_all();
+
+	dc_open(0, 0);
+	w = dc(MLX5_OPCODE_RDMA_WRITE, 8, 0);
+	w.dc_key ^= 1;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
+	close_all();
+}
+
+static void dc_streams(void)
+{
+	struct wr good, bad;
+
+	dc_open(2, 1);
+	for (unsigned round = 0; round < 2; round++) {
+		good = dc(MLX5_OPCODE_RDMA_WRITE, 8, 2);
+		bad = dc(MLX5_OPCODE_RDMA_WRITE, 8, 1);
+		bad.rkey ^= 0x1000;
+		qp_post(&tx, &bad);
+		CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+		bad.rkey ^= 0x1000;
+		qp_post(&tx, &bad);
+		CHECK_EQ(sent(), MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
+		qp_post(&tx, &good);
+		CHECK_EQ(sent(), 0);
+		emu_lock();
+		CHECK_EQ(emu_dci_stream_reset(&tx.qp, 2), EINVAL);
+		CHECK_EQ(emu_dci_stream_reset(&tx.qp, 1), 0);
+		emu_unlock();
+		qp_post(&tx, &bad);
+		CHECK_EQ(sent(), 0);
+	}
+	/* Two at once are too many. */
+	for (uint16_t stream = 1; stream <= 2; stream++) {
+		bad = dc(MLX5_OPCODE_RDMA_WRITE, 8, stream);
+		bad.rkey ^= 0x1000;
+		qp_post(&tx, &bad);
+		CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+	}
+	CHECK_EQ(qp_state_now(&tx), IBV_QPS_ERR);
+	close_all();
+}
+
+/* ---------------------------------------------------------------- XRC */
+
+static void xrc(void)
+{
+	struct sge s = { mem[0], 100, 0 };
+	struct wr w = { .opcode = MLX5_OPCODE_SEND, .sg = &s, .nsg = 1 };
+	struct wc wc;
+
+	open_all((struct qp_opts){ .type = IBV_QPT_XRC_SEND }, (struct qp_opts){ .type = IBV_QPT_XRC_RECV });
+	s.key = mr[0].m.key;
+	srq.srq.xrc = other.srq.xrc = true;
+	srq.srq.cq = &rcq.cq;
+	other.srq.cq = &xcq.cq;
+	srq.srq.uidx = 0x501;
+	other.srq.uidx = 0x502;
+	rx.qp.pd = NULL; /* of the target QP only the domain matters */
+	rx.qp.rcq = rx.qp.scq = NULL;
+	qp_connect(&tx, &rx);
+	recv_on(&srq, 0, 100);
+	recv_on(&other, 200, 100);
+	w.srqn = other.srq.srqn;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	cq_wait(&xcq, &wc);
+	CHECK_EQ(wc.uidx, 0x502);
+	CHECK(!memcmp(mem[0], mem[1] + 200, 100));
+	w.srqn = srq.srq.srqn;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	cq_wait(&rcq, &wc);
+	CHECK_EQ(wc.uidx, 0x501);
+	CHECK(!memcmp(mem[0], mem[1], 100));
+	w.opcode = MLX5_OPCODE_RDMA_WRITE;
+	w.raddr = (uintptr_t)mem[1] + 1000;
+	w.rkey = mr[1].m.key;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	CHECK(!memcmp(mem[0], mem[1] + 1000, 100));
+	w.opcode = MLX5_OPCODE_ATOMIC_CS;
+	s.len = 8;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), 0);
+	w.srqn = 0x7777;
+	qp_post(&tx, &w);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR);
+	CHECK_EQ(qp_state_now(&rx), IBV_QPS_ERR);
+	close_all();
+}
+
+int main(void)
+{
+	world_open(2);
+	dc_traffic();
+	dc_streams();
+	xrc();
+	world_close();
+	return 0;
+}
