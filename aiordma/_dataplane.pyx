@@ -468,24 +468,34 @@ cdef class CompletionQueue:
     # -------------------------------------------------------------- polling
 
     cdef int _dispatch(self, v.ibv_wc *wc, int n) except -1:
-        cdef int i
+        cdef int i = 0
         cdef WorkQueue queue
         cdef list blocked
+        cdef object error = None
         self.n_polled += n
-        for i in range(n):
-            queue = self.table.find(wc[i].wr_id)
-            if queue is None or not queue._complete(&wc[i]):
-                self.n_unknown += 1
-                self.hooks.report(
-                    "a completion belongs to no operation",
-                    UnknownCompletionError(wc[i].wr_id, wc[i].qp_num, wc[i].status),
-                )
+        while i < n:
+            try:
+                while i < n:
+                    i += 1
+                    queue = self.table.find(wc[i - 1].wr_id)
+                    if queue is None or not queue._complete(&wc[i - 1]):
+                        self.n_unknown += 1
+                        self.hooks.report(
+                            "a completion belongs to no operation",
+                            UnknownCompletionError(wc[i - 1].wr_id, wc[i - 1].qp_num, wc[i - 1].status),
+                        )
+            except BaseException as e:
+                # An interrupt while a waiter was woken, or a loop that is closed: the rest of them is polled already, and
+                # would be lost.
+                error = e
         if self.blocked and self.outstanding < self.capacity:
             blocked, self.blocked = self.blocked, []
             for waiting in blocked:
                 queue = <WorkQueue>waiting
                 queue.blocked_on_cq = False
                 queue._flush_deferred()
+        if error is not None:
+            raise error
         return 0
 
     cdef int _poll(self, uint32_t budget) except -1:

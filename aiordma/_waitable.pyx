@@ -103,7 +103,11 @@ cdef class Waitable:
 
     cdef int _wake(self, object waiter) except -1:
         if isinstance(waiter, Callback):
-            (<Callback>waiter).fn()
+            try:
+                (<Callback>waiter).fn()
+            except Exception as e:
+                # What comes behind it, in this wait and in the CQ, has nothing to do with it.
+                self.hooks.report("a callback of a finished operation failed", e)
         else:
             self.hooks.wake(waiter)
         return 0
