@@ -44,7 +44,14 @@ cdef class Hooks:
                 "the call over with loop.call_soon_threadsafe() or trio.from_thread.run_sync()"
             )
         cdef object running = self.running_loop()
-        if running is not self.loop and running is not None:
+        if running is self.loop:
+            return 0
+        if running is None:
+            # No loop of its own library, which leaves another library's.
+            from aiordma._backends import running as running_of_any
+
+            running = running_of_any()
+        if running is not None:
             raise WrongLoopError(
                 "used on another event loop than the one its device was opened on: open the device inside the loop that "
                 "uses it (one device a loop)"

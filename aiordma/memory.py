@@ -143,6 +143,7 @@ class MemoryRegion(MemorySlice):
         once.
         """
         if self._closing is None:
+            self._device.control.hooks.verify()
             self.region.shut()
             self._closing = Pending(self._device.control, self._close())
         return self._closing

@@ -321,6 +321,7 @@ class QueuePair(QueuePairBase):
 
     async def _query_state(self) -> str:
         return STATE_NAMES[await in_thread(self._device.control, _control.query_qp_state, self._address)]
+        self._device.control.hooks.verify()
 
     # ---------------------------------------------------------------- finishing
 
@@ -333,6 +334,7 @@ class QueuePair(QueuePairBase):
         self._send_queue.when_idle(signal)
         await signal
 
+        self._device.control.hooks.verify()
     def close(self) -> Pending[None]:
         """Flushes and destroys the QP; started by the call, awaited or not; a second call gives the same operation.
 
@@ -345,6 +347,7 @@ class QueuePair(QueuePairBase):
             if self._recv_queue is not None:
                 self._recv_queue.close()
             self._closing = Pending(self._device.control, self._close())
+            self._device.control.hooks.verify()
         return self._closing
 
     async def _close(self) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from asyncio.events import _get_running_loop
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
@@ -65,6 +66,17 @@ class Backend(Protocol):
 
     def report(self, message: str, exception: BaseException) -> None:
         """An error that nobody awaits."""
+
+
+def running() -> object | None:
+    """What identifies the loop that runs in this thread, whichever library's it is; None if none does."""
+    if "trio" in sys.modules:
+        from aiordma._backends.trio import running_token
+
+        token = running_token()
+        if token is not None:
+            return token
+    return _get_running_loop()
 
 
 def current() -> Backend:

@@ -11,12 +11,13 @@ import trio
 from aiordma._backends import Finishing
 from aiordma._waitable import Waitable
 
-__all__ = ["TrioBackend", "find"]
+__all__ = ["TrioBackend", "find", "running_token"]
 
 _log = logging.getLogger("aiordma")
 
 
-def _running_token() -> trio.lowlevel.TrioToken | None:
+def running_token() -> trio.lowlevel.TrioToken | None:
+    """What identifies the trio run of this thread, if there is one."""
     try:
         return trio.lowlevel.current_trio_token()
     except RuntimeError:
@@ -25,7 +26,7 @@ def _running_token() -> trio.lowlevel.TrioToken | None:
 
 def find() -> TrioBackend | None:
     """A backend for the trio run of this thread."""
-    token = _running_token()
+    token = running_token()
     return None if token is None else TrioBackend(token)
 
 
@@ -52,7 +53,7 @@ class _TaskWatch:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            if _running_token() is not None:
+            if running_token() is not None:
                 # The waiting task must leave epoll before the descriptor is closed, or it would watch its successor.
                 trio.lowlevel.notify_closing(self._fd)
             self._scope.cancel()
@@ -67,7 +68,7 @@ class TrioBackend:
         self.loop: trio.lowlevel.TrioToken = token
 
     def running_loop(self) -> object | None:
-        return _running_token()
+        return running_token()
 
     def wait(self, waitable: Waitable) -> Iterator[Any]:
         return self._wait(waitable).__await__()
