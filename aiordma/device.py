@@ -459,11 +459,10 @@ class Device:
             return
         for group in self._in_closing_order():
             for child in group:
-                if not child.closed:
-                    try:
-                        child.close_now()
-                    except Exception:
-                        _log.exception("closing %r", child)
+                try:
+                    child.close_now()
+                except Exception:
+                    _log.exception("closing %r", child)
         left = self._detach()
         self._destroy(left)
 

@@ -131,6 +131,8 @@ class QueuePair(QueuePairBase):
         self._peer: QPInfo | None = None
         self._closing: Pending[None] | None = None
         self._connecting: Pending[None] | None = None
+        self._fatal = False
+        self._released = False
         self._pid = os.getpid()
         can_mark = config.qp_type in ("RC", "UC")
         send = WorkQueue(cqs[0], "send", caps["max_send_wr"], address, 0, self._number, can_mark)
@@ -390,6 +392,9 @@ class QueuePair(QueuePairBase):
         for queue in self._queues():
             queue.abandon(ClosedError(f"QP {self._number:#x} was closed before this completed"))
             queue.release()
+        if self._released:
+            return
+        self._released = True
         for cq, entries in zip(self._cqs, self._reserved, strict=True):
             cq.unreserve(entries)
         if self._srq is not None:
@@ -404,6 +409,8 @@ class QueuePair(QueuePairBase):
             self._release()
 
     async def __aenter__(self) -> QueuePair:
+        # Also what began to close on a loop that has ended since.
+        if not self._released:
         return self
 
     async def __aexit__(self, *_: object) -> None:

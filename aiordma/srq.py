@@ -45,6 +45,7 @@ class SharedReceiveQueue(Receiver):
         self._qps: weakref.WeakSet[QueuePair] = weakref.WeakSet()
         self._limit: Signal | None = None
         self._closing: Pending[None] | None = None
+        self._released = False
         self._pid = os.getpid()
 
     @property
@@ -157,6 +158,9 @@ class SharedReceiveQueue(Receiver):
             raise _pyverbs.translate(e, "ibv_destroy_srq") from e
 
     def _release(self) -> None:
+        if self._released:
+            return
+        self._released = True
         signal, self._limit = self._limit, None
         if signal is not None:
             signal.fail(ClosedError("the SRQ was closed"))
@@ -169,6 +173,8 @@ class SharedReceiveQueue(Receiver):
         """Destroys it in this thread; for teardown, when no loop runs."""
         if self._closing is None:
             self._closing = Pending(self._device.control, _nothing())
+        # Also what began to close on a loop that has ended since.
+        if not self._released:
             self._destroy()
             self._release()
 

@@ -50,7 +50,12 @@ class AsyncioBackend:
     def wake(self, waiter: asyncio.Future[None]) -> None:
         # A cancelled task has cancelled its Future already.
         if not waiter.done():
-            waiter.set_result(None)
+            try:
+                waiter.set_result(None)
+            except RuntimeError:
+                # The loop was closed with its tasks still waiting: there is nobody to wake any more.
+                if not self.loop.is_closed():
+                    raise
 
     def yield_once(self, waitable: Waitable) -> Iterator[Any]:
         return YieldOnce(waitable)
