@@ -171,6 +171,11 @@ def srq_address(object srq, uintptr_t context, uintptr_t pd) -> int:
     raise _unknown("struct ibv_srq", srq)
 
 
+def holds(object obj, uintptr_t address) -> bool:
+    """Whether a pyverbs object still has the verbs object at ``address``: it has not been closed behind our back."""
+    return address in _candidates(obj)
+
+
 def async_fd(uintptr_t context) -> int:
     """File descriptor of the context's asynchronous events."""
     return (<v.ibv_context *>context).async_fd

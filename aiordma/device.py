@@ -34,6 +34,8 @@ _log = logging.getLogger("aiordma")
 _PORT_ACTIVE = 4  # enum ibv_port_state
 _MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 _LINK_ETHERNET = 2
+# A QP that got one of them is in the error state (ibv_get_async_event(3)).
+_QP_ERRORS = (EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR)
 EMULATED = "emulated"
 DEVICE_VARIABLE = "AIORDMA_DEVICE"
 DEFAULT_SPIN_US = 20.0
@@ -347,6 +349,8 @@ class Device:
             self.engine.on_cq_error(element, CompletionQueueError(f"{self._name} reported IBV_EVENT_CQ_ERR"))
         elif event_type is EventType.SRQ_LIMIT_REACHED and isinstance(owner, srq.SharedReceiveQueue):
             owner.on_limit()
+        elif event_type in _QP_ERRORS and isinstance(owner, qp.QueuePair):
+            owner.on_error_event()
         elif event_type is EventType.DEVICE_FATAL:
             self._lost = True
             self.engine.fail(device_fatal(self._name))

@@ -197,12 +197,14 @@ class QueuePair(QueuePairBase):
     def state(self) -> str:
         """The state that verbs last set: RESET, INIT, RTR, RTS, SQD, SQE or ERR.
 
-        ERR too when a completion with an error came back, which moves the QP there by itself (for what the device says,
-        see :meth:`query_state`).
+        ERR too when a completion with an error or an event of the QP (IBV_EVENT_QP_FATAL and the like) came, which move it
+        there by themselves (for what the device says, see :meth:`query_state`).
         """
         if self._closing is not None or self._send_queue.failed:
             return "ERR"
         if self._recv_queue is not None and self._recv_queue.failed:
+            return "ERR"
+        if self._fatal or not _control.holds(self._pyverbs, self._address):
             return "ERR"
         return STATE_NAMES[self._pyverbs.qp_state]
 
@@ -311,6 +313,10 @@ class QueuePair(QueuePairBase):
         self._peer = peer
 
     def _modify(self, mask: int, values: dict[str, Any]) -> None:
+    def on_error_event(self) -> None:
+        """The device's event loop saw that the QP went to the error state."""
+        self._fatal = True
+
         if self._closing is not None:
             raise ClosedError(f"QP {self._number:#x} was closed while it connected")
         _control.modify_qp(self._address, mask, values)
@@ -359,7 +365,9 @@ class QueuePair(QueuePairBase):
             ended = Signal(control.hooks)
             self._connecting.on_done(ended.finish)
             await until(ended)
-        if self._pyverbs.qp_state != RESET and not self._device.lost:
+        # A pyverbs QP that was closed by somebody else has nothing left to flush; what was in flight is failed below.
+        there = _control.holds(self._pyverbs, self._address)
+        if there and self._pyverbs.qp_state != RESET and not self._device.lost:
             try:
                 await in_thread(control, _control.modify_qp, self._address, _STATE, {"qp_state": ERR})
             except VerbsError:
