@@ -313,23 +313,23 @@ class QueuePair(QueuePairBase):
         self._peer = peer
 
     def _modify(self, mask: int, values: dict[str, Any]) -> None:
-    def on_error_event(self) -> None:
-        """The device's event loop saw that the QP went to the error state."""
-        self._fatal = True
-
         if self._closing is not None:
             raise ClosedError(f"QP {self._number:#x} was closed while it connected")
         _control.modify_qp(self._address, mask, values)
+
+    def on_error_event(self) -> None:
+        """The device's event loop saw that the QP went to the error state."""
+        self._fatal = True
 
     def query_state(self) -> Pending[str]:
         """The state that the device reports (ibv_query_qp(3)), off the loop."""
         if self._closing is not None:
             raise ClosedError(f"{self!r} is closed")
+        self._device.control.hooks.verify()
         return Pending(self._device.control, self._query_state())
 
     async def _query_state(self) -> str:
         return STATE_NAMES[await in_thread(self._device.control, _control.query_qp_state, self._address)]
-        self._device.control.hooks.verify()
 
     # ---------------------------------------------------------------- finishing
 
@@ -338,11 +338,11 @@ class QueuePair(QueuePairBase):
 
         It doesn't raise the errors of those operations: their own awaits do. Receives aren't waited for.
         """
+        self._device.control.hooks.verify()
         signal = Signal(self._device.control.hooks)
         self._send_queue.when_idle(signal)
         await signal
 
-        self._device.control.hooks.verify()
     def close(self) -> Pending[None]:
         """Flushes and destroys the QP; started by the call, awaited or not; a second call gives the same operation.
 
@@ -351,11 +351,11 @@ class QueuePair(QueuePairBase):
         operation is left waiting: what the device doesn't flush within some seconds ends with :class:`ClosedError`.
         """
         if self._closing is None:
+            self._device.control.hooks.verify()
             self._send_queue.close()
             if self._recv_queue is not None:
                 self._recv_queue.close()
             self._closing = Pending(self._device.control, self._close())
-            self._device.control.hooks.verify()
         return self._closing
 
     async def _close(self) -> None:
@@ -396,13 +396,13 @@ class QueuePair(QueuePairBase):
             raise _pyverbs.translate(e, "ibv_destroy_qp", f"QP {self._number:#x}") from e
 
     def _release(self) -> None:
+        if self._released:
+            return
+        self._released = True
         self._detach()
         for queue in self._queues():
             queue.abandon(ClosedError(f"QP {self._number:#x} was closed before this completed"))
             queue.release()
-        if self._released:
-            return
-        self._released = True
         for cq, entries in zip(self._cqs, self._reserved, strict=True):
             cq.unreserve(entries)
         if self._srq is not None:
@@ -413,12 +413,12 @@ class QueuePair(QueuePairBase):
         """Destroys it in this thread, without the flush; for teardown, when no loop runs."""
         if self._closing is None:
             self._closing = Pending(self._device.control, _nothing())
+        # Also what began to close on a loop that has ended since.
+        if not self._released:
             self._destroy()
             self._release()
 
     async def __aenter__(self) -> QueuePair:
-        # Also what began to close on a loop that has ended since.
-        if not self._released:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -96,8 +96,8 @@ class SharedReceiveQueue(Receiver):
             raise ClosedError(f"{self!r} is closed")
         if not 1 <= limit <= self._max_wr:
             raise UsageError(f"limit: 1 to {self._max_wr}, not {limit}")
-        if self._limit is not None:
         self._device.control.hooks.verify()
+        if self._limit is not None:
             raise UsageError("another task waits for this SRQ's limit")
         self._limit = signal = Signal(self._device.control.hooks)
         try:
@@ -132,8 +132,8 @@ class SharedReceiveQueue(Receiver):
     def close(self) -> Pending[None]:
         """Destroys it; receives that no message used end with :class:`ClosedError`. Its QPs must be closed before."""
         if self._closing is None:
-            using = [qp for qp in self._qps if not qp.closed]
             self._device.control.hooks.verify()
+            using = [qp for qp in self._qps if not qp.closed]
             if using:
                 raise UsageError(f"{len(using)} QPs still use this SRQ: close them first ({using[0]!r})")
             self._queue.close()
