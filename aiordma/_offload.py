@@ -114,6 +114,7 @@ class Pending(Generic[T]):
         self._dispose = dispose
         self._abandoned = False
         self._delivered = False
+        self._done_well = False
         self._waiting = 0
         self._signal = Signal(control.hooks)
         self._entered: T | None = None
@@ -123,7 +124,8 @@ class Pending(Generic[T]):
         try:
             waitable = self._operation.send(None)
         except StopIteration as e:
-            if self._abandoned and self._dispose and not self._delivered:
+            self._done_well = True
+            if self._abandoned and self._dispose:
                 e.value.close()
             self._signal.finish(e.value)
         except BaseException as e:
@@ -147,13 +149,18 @@ class Pending(Generic[T]):
 
     async def _wait(self) -> T:
         self._waiting += 1
+        self._abandoned = False
         try:
             value: T = await self._signal
         except BaseException:
             self._waiting -= 1
-            if not self._signal.done and not self._waiting:
+            if not self._waiting and not self._delivered:
                 self._abandoned = True
+                if self._done_well and self._dispose:
+                    # Cancelled in the turn in which the result came: it was on its way, and now nobody takes it.
+                    self._signal.result().close()
             raise
+        self._waiting -= 1
         self._delivered = True
         return value
 

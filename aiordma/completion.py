@@ -14,7 +14,7 @@ from aiordma import _control, _pyverbs
 from aiordma._backends import Watch
 from aiordma._dataplane import Completion, CompletionQueue, QueueTable
 from aiordma._offload import Control, in_thread
-from aiordma.errors import ClosedError, DeviceFatalError
+from aiordma.errors import ClosedError, DeviceFatalError, UsageError
 
 __all__ = ["Completion", "CompletionEngine"]
 
@@ -54,14 +54,17 @@ class CompletionEngine:
         for watched in self._cqs[role]:
             if watched.queue.reserve(entries):
                 return watched.queue
+        if entries > self._max_cqe:
+            raise UsageError(
+                f"{'max_send_wr' if role == 'send' else 'max_recv_wr or max_wr'} of {entries}: the device's CQs have at most "
+                f"{self._max_cqe} entries"
+            )
         default = SEND_DEPTH if role == "send" else RECV_DEPTH
         # Doubled each time, so that a thousand QPs have a few CQs and not a hundred.
         depth = min(self._max_cqe, max(default << min(len(self._cqs[role]), 8), entries))
         queue = await self.create(role, depth)
         if not queue.reserve(entries):
-            raise ClosedError(
-                f"a QP that needs {entries} completion entries, but the device's CQs have at most {self._max_cqe}"
-            )
+            raise queue.error or ClosedError("the device was closed")
         return queue
 
     async def create(self, role: str, depth: int) -> CompletionQueue:
@@ -117,6 +120,7 @@ class CompletionEngine:
 
     @spin_us.setter
     def spin_us(self, value: float) -> None:
+        check_spin(value)
         for watched in self._all():
             watched.queue.spin_us = value
         self._spin_us = value
@@ -149,6 +153,12 @@ class CompletionEngine:
                 channel.close()
             except Exception as e:
                 raise _pyverbs.translate(e, "ibv_destroy_cq") from e
+
+
+def check_spin(spin_us: float) -> None:
+    """:class:`UsageError` for a spin budget out of range."""
+    if not isinstance(spin_us, int | float) or not 0 <= spin_us <= 10_000:
+        raise UsageError(f"spin_us: 0 to 10000 microseconds, not {spin_us!r}")
 
 
 def device_fatal(name: str) -> DeviceFatalError:

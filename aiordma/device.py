@@ -8,21 +8,22 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from aiordma import _backends, _control, _pyverbs, memory, qp, srq
 from aiordma._offload import Control, Pending, in_thread, until
 from aiordma._waitable import Signal, after_fork_in_child
 from aiordma.access import Access
-from aiordma.completion import CompletionEngine, device_fatal
+from aiordma.completion import CompletionEngine, check_spin, device_fatal
 from aiordma.errors import (
     ClosedError,
     CompletionQueueError,
     DeviceNotFoundError,
     UsageError,
+    WrongLoopError,
 )
 from aiordma.events import AsyncEvent, Events, EventType
 from aiordma.gid import Gid, GidType, choose
@@ -48,6 +49,22 @@ class DeviceInfo:
     name: str
     guid: str
     is_emulated: bool
+
+
+Made = TypeVar("Made")
+_SRQ = srq.SharedReceiveQueue
+
+
+def _weak_call(method: Callable[[], object]) -> Callable[[], object]:
+    """Calls the method while its object lives, without keeping it alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 class _Child(Protocol):
@@ -153,6 +170,9 @@ class Device:
         self.context_address: int = facts["context_address"]
         self.pd_address: int = facts["pd_address"]
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Children that nobody else holds, because they were dropped without being closed.
+        self._dropped: set[Any] = set()
+        self._making: set[Pending[Any]] = set()
         self._events: weakref.WeakSet[Events] = weakref.WeakSet()
         self._closing: Pending[None] | None = None
         self._closed = False
@@ -161,7 +181,7 @@ class Device:
         self._async_fd = _control.async_fd(self.context_address)
         os.set_blocking(self._async_fd, False)
         self.engine = CompletionEngine(control, self._context, self.context_address, facts["max_cqe"], facts["spin_us"])
-        self._watch = control.backend.watch(self._async_fd, self._on_async_event)
+        self._watch = control.backend.watch(self._async_fd, _weak_call(self._on_async_event))
         _open_devices.add(self)
 
     # ---------------------------------------------------------------- what it is
@@ -291,7 +311,7 @@ class Device:
         ENOMEM names the limit of locked memory and how to raise it.
         """
         self._check_open()
-        return memory.register(self, buffer, access)
+        return self._made(memory.register(self, buffer, access))
 
     def wrap_mr(self, mr: Any, access: int) -> memory.MemoryRegion:
         """A MemoryRegion around a pyverbs MR of this device's PD, which keeps being its owner's to close.
@@ -309,16 +329,27 @@ class Device:
         ``options`` are fields of :class:`QPConfig`; given with ``config`` they replace its. ``srq``: take receives from it.
         """
         self._check_open()
+        if config is not None and not isinstance(config, qp.QPConfig):
+            raise UsageError(f"create_qp: config is a QPConfig, not {type(config).__name__}")
+        if srq is not None and not isinstance(srq, _SRQ):
+            raise UsageError(f"create_qp: srq is a SharedReceiveQueue, not {type(srq).__name__}")
         try:
             config = replace(config if config is not None else qp.QPConfig(), **options)
         except TypeError as e:
             raise UsageError(f"create_qp: {e}; the options are the fields of aiordma.QPConfig") from e
-        return qp.create(self, config, srq)
+        return self._made(qp.create(self, config, srq))
 
     def create_srq(self, max_wr: int = 128, max_sge: int = 4) -> Pending[srq.SharedReceiveQueue]:
         """Makes an SRQ (ibv_create_srq(3)) of ``max_wr`` receives with ``max_sge`` buffers each, off the loop."""
         self._check_open()
-        return srq.create(self, max_wr, max_sge)
+        return self._made(srq.create(self, max_wr, max_sge))
+
+    def _made(self, making: Pending[Made]) -> Pending[Made]:
+        """Something is being made: closing waits for it, so that it finds it."""
+        if not making.done:
+            self._making.add(making)
+            making.on_done(lambda: self._making.discard(making))
+        return making
 
     # ---------------------------------------------------------------- events
 
@@ -375,15 +406,22 @@ class Device:
     def forget(self, child: _Child) -> None:
         """One of them is closed."""
         self._children.discard(child)
+        self._dropped.discard(child)
 
     def dispose(self, child: _Child) -> None:
         """One of them was dropped without being closed: closes it, on the loop where it still runs."""
-        try:
-            self.control.hooks.verify()
+        # The garbage collector may have taken it out of the weak set, and nobody else holds it any more.
+        self._children.add(child)
+        self._dropped.add(child)
+        backend = self.control.backend
+        if backend.running_loop() is backend.loop:
             child.close()
-        except Exception:
-            # Another thread's garbage collection, or a loop that is gone: the device's own closing is the net.
-            self._children.add(child)
+            return
+        try:
+            # Another thread's garbage collection, or nothing runs at the moment.
+            backend.call_soon_threadsafe(child.close)
+        except RuntimeError:
+            pass  # the loop is gone: the device's own closing does it
 
     def statistics(self) -> dict[str, Any]:
         """Live objects by kind, and the completion engine's counters."""
@@ -413,6 +451,10 @@ class Device:
 
     async def _close(self) -> None:
         errors: list[BaseException] = []
+        for making in list(self._making):
+            ended = Signal(self.control.hooks)
+            making.on_done(ended.finish)
+            await until(ended)
         for group in self._in_closing_order():
             for closing in [child.close() for child in group]:
                 ended = Signal(self.control.hooks)
@@ -479,8 +521,24 @@ class Device:
     def __del__(self) -> None:
         if getattr(self, "_pid", None) != os.getpid() or self._closed or not hasattr(self, "_watch"):
             return
-        if self._closing is None:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        try:
+            if self._closing is None:
+                warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            self._close_forgotten()
+
+    def _close_forgotten(self) -> None:
+        try:
+            self.control.hooks.verify()
+        except WrongLoopError:
+            # Another thread's garbage collection: the loop may be running, and its watches are its thread's business.
+            try:
+                self.control.backend.call_soon_threadsafe(self.close_now)
+            except RuntimeError:  # it's closed
+                pass
+            else:
+                _open_devices.add(self)
+                return
         self.close_now()
 
     def __repr__(self) -> str:
@@ -506,8 +564,7 @@ def open_device(
 
 
 async def _open(control: Control, name: str | None, port: int, gid_index: int | None, spin_us: float) -> Device:
-    if not 0 <= spin_us <= 10_000:
-        raise UsageError(f"spin_us: 0 to 10000 microseconds, not {spin_us}")
+    check_spin(spin_us)
     chosen, facts = await in_thread(control, _open_verbs, name, port, gid_index)
     return Device(control, chosen, {**facts, "spin_us": spin_us})
 
@@ -606,9 +663,11 @@ _parents_objects: list[object] = []
 def _at_exit() -> None:
     for device in list(_open_devices):
         if device._pid == os.getpid() and not device._closed:
-            if device._closing is None:
-                warnings.warn(f"unclosed {device!r} at exit", ResourceWarning, stacklevel=1, source=device)
-            device.close_now()
+            try:
+                if device._closing is None:
+                    warnings.warn(f"unclosed {device!r} at exit", ResourceWarning, stacklevel=1, source=device)
+            finally:
+                device.close_now()
 
 
 def _after_fork_in_child() -> None:

@@ -175,9 +175,11 @@ class MemoryRegion(MemorySlice):
     def __del__(self) -> None:
         if getattr(self, "_pid", None) != os.getpid() or not self.region.open or self._device.closed:
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        # No work request holds it (it would be alive), so it can go now.
-        self.close_now()
+        try:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            # No work request holds it (it would be alive), so it can go now.
+            self.close_now()
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

@@ -256,7 +256,7 @@ class QueuePair(QueuePairBase):
         """
         if self._closing is not None:
             raise ClosedError(f"{self!r} is closed")
-        if self._connecting is not None or self._peer is not None:
+        if self._peer is not None or (self._connecting is not None and not self._connecting.done):
             raise QPStateError(f"QP {self._number:#x} is connected or connecting: a new connection needs a new QP")
         if not isinstance(peer, QPInfo):
             raise UsageError(f"connect() takes the peer's QPInfo, not {type(peer).__name__}")
@@ -304,12 +304,8 @@ class QueuePair(QueuePairBase):
             rts["rnr_retry"] = config.rnr_retry
             rts["max_rd_atomic"] = min(mine.max_rd_atomic, peer.max_dest_rd_atomic)
             rts_mask |= _TIMEOUT | _RETRY | _RNR_RETRY | _RD_ATOMIC
-        try:
-            await in_thread(device.control, self._modify, mask, rtr)
-            await in_thread(device.control, self._modify, rts_mask, rts)
-        except BaseException:
-            self._connecting = None
-            raise
+        await in_thread(device.control, self._modify, mask, rtr)
+        await in_thread(device.control, self._modify, rts_mask, rts)
         self._peer = peer
 
     def _modify(self, mask: int, values: dict[str, Any]) -> None:
@@ -427,8 +423,10 @@ class QueuePair(QueuePairBase):
     def __del__(self) -> None:
         if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._device.dispose(self)
+        try:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            self._device.dispose(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closing is not None else self.state

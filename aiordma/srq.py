@@ -187,8 +187,10 @@ class SharedReceiveQueue(Receiver):
     def __del__(self) -> None:
         if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._device.dispose(self)
+        try:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            self._device.dispose(self)
 
     def __repr__(self) -> str:
         return f"<SharedReceiveQueue of {self._max_wr} on {self._device.name}{' closed' if self.closed else ''}>"
@@ -200,8 +202,8 @@ async def _nothing() -> None:
 
 def create(device: Device, max_wr: int, max_sge: int) -> Pending[SharedReceiveQueue]:
     """See :meth:`Device.create_srq`."""
-    if not 1 <= max_wr <= 1 << 20 or not 1 <= max_sge <= 32:
-        raise UsageError(f"an SRQ of max_wr={max_wr}, max_sge={max_sge}: they are numbers from 1 (max_sge to 32)")
+    if not (isinstance(max_wr, int) and isinstance(max_sge, int) and 1 <= max_wr <= 1 << 20 and 1 <= max_sge <= 32):
+        raise UsageError(f"an SRQ of max_wr={max_wr!r}, max_sge={max_sge!r}: they are numbers from 1 (max_sge to 32)")
     return Pending(device.control, _create(device, max_wr, max_sge), dispose=True)
 
 

@@ -1,0 +1,389 @@
+"""Bad arguments get a clear Python error before anything is posted, and the QP works afterwards."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import IPv6Address
+from typing import Any
+
+import anyio
+import pytest
+from emulated.core import Pair, connected, pair_on_emulated
+
+import aiordma
+from aiordma import (
+    Access,
+    AccessFlagsError,
+    BufferAccessError,
+    ClosedError,
+    MemorySlice,
+    QPConfig,
+    QPStateError,
+    RdmaError,
+    RemoteBuffer,
+    UsageError,
+    VerbsError,
+)
+
+pytestmark = pytest.mark.anyio
+
+NOT_32_BITS = [-1, 1 << 32, "1", 1.0, b"1", [1]]
+NOT_64_BITS = [1 << 64, -(1 << 63) - 1, "1", 1.0, None, b"12345678"]
+NO_MEMORY = [5, 1.0, "text", object(), {"a": 1}, [b"ok", 7], ["x"], iter([]), {1, 2}]
+NO_REGISTERED_MEMORY = [b"bytes", bytearray(8), memoryview(b"8 bytes."), 5, "text", object(), [b"bytes"], [5]]
+NO_REMOTE = [None, b"12345678", 5, "remote", {"addr": 0, "length": 8, "rkey": 1}]
+
+CASES: list[tuple[str, type[Exception], Callable[[Pair], object]]] = []
+
+
+def _case(name: str, error: type[Exception], call: Callable[[Pair], object]) -> None:
+    CASES.append((name, error, call))
+
+
+for _i, _value in enumerate(NOT_32_BITS):
+    _case(f"send-imm-{_i}", UsageError, lambda p, v=_value: p.a.send(p.local[:8], imm=v))
+    _case(f"write-imm-{_i}", UsageError, lambda p, v=_value: p.a.rdma_write(p.local[:8], p.remote, imm=v))
+    _case(f"send-invalidate-{_i}", UsageError, lambda p, v=_value: p.a.send(p.local[:8], invalidate_rkey=v))
+    _case(f"local-inv-{_i}", UsageError, lambda p, v=_value: p.a.local_inv(v))
+    _case(f"batch-imm-{_i}", UsageError, lambda p, v=_value: p.a.batch().send(p.local[:8], imm=v))
+for _i, _value in enumerate(NOT_64_BITS):
+    _case(f"add-{_i}", UsageError, lambda p, v=_value: p.a.atomic_fetch_add(p.local[:8], p.remote, v))
+    _case(f"compare-{_i}", UsageError, lambda p, v=_value: p.a.atomic_cmp_swp(p.local[:8], p.remote, v, 0))
+    _case(f"swap-{_i}", UsageError, lambda p, v=_value: p.a.atomic_cmp_swp(p.local[:8], p.remote, 0, v))
+for _i, _value in enumerate(NO_MEMORY):
+    _case(f"send-{_i}", BufferAccessError, lambda p, v=_value: p.a.send(v))
+    _case(f"write-{_i}", BufferAccessError, lambda p, v=_value: p.a.rdma_write(v, p.remote))
+    _case(f"batch-send-{_i}", BufferAccessError, lambda p, v=_value: p.a.batch().send(v))
+for _i, _value in enumerate(NO_REGISTERED_MEMORY):
+    _case(f"read-{_i}", BufferAccessError, lambda p, v=_value: p.a.rdma_read(v, p.remote))
+    _case(f"recv-{_i}", BufferAccessError, lambda p, v=_value: p.b.recv(v))
+    _case(f"fetch-add-{_i}", BufferAccessError, lambda p, v=_value: p.a.atomic_fetch_add(v, p.remote, 1))
+    _case(f"batch-read-{_i}", BufferAccessError, lambda p, v=_value: p.a.batch().rdma_read(v, p.remote))
+    _case(f"batch-write-{_i}", BufferAccessError, lambda p, v=_value: p.a.batch().rdma_write(v, p.remote))
+for _i, _value in enumerate(NO_REMOTE):
+    _case(f"write-to-{_i}", TypeError, lambda p, v=_value: p.a.rdma_write(p.local[:8], v))
+    _case(f"read-from-{_i}", TypeError, lambda p, v=_value: p.a.rdma_read(p.local[:8], v))
+    _case(f"atomic-at-{_i}", TypeError, lambda p, v=_value: p.a.atomic_fetch_add(p.local[:8], v, 1))
+    _case(f"batch-write-to-{_i}", TypeError, lambda p, v=_value: p.a.batch().rdma_write(p.local[:8], v))
+for _i, _size in enumerate([0, 1, 4, 7, 9, 16]):
+    _case(
+        f"atomic-local-size-{_i}",
+        BufferAccessError,
+        lambda p, s=_size: p.a.atomic_fetch_add(p.local[:s], p.remote, 1),
+    )
+for _i, _size in enumerate([0, 7]):
+    _case(
+        f"atomic-remote-size-{_i}",
+        UsageError,
+        lambda p, s=_size: p.a.atomic_fetch_add(p.local[:8], p.remote[:s], 1),
+    )
+for _i, _odd in enumerate([1, 4, 7]):
+    _case(
+        f"atomic-misaligned-{_i}",
+        UsageError,
+        lambda p, o=_odd: p.a.atomic_fetch_add(
+            p.local[:8], RemoteBuffer((p.remote.addr & ~7) + o, 8, p.remote.rkey), 1
+        ),
+    )
+_case("write-longer-than-remote", UsageError, lambda p: p.a.rdma_write(p.local, p.remote[:-1]))
+_case("read-longer-than-remote", UsageError, lambda p: p.a.rdma_read(p.local, p.remote[1:]))
+_case("gather-longer-than-remote", UsageError, lambda p: p.a.rdma_write([p.local[:9], p.local[:9]], p.remote[:17]))
+_case("too-many-sge", UsageError, lambda p: p.a.send([p.local[:1]] * 40))
+_case("too-many-recv-sge", UsageError, lambda p: p.b.recv([p.peer[:1]] * 40))
+_case("too-many-batch-sge", UsageError, lambda p: p.a.batch().send([p.local[:1]] * 40))
+_case("inline-read", TypeError, lambda p: p.a.rdma_read(p.local[:8], p.remote, inline=True))  # type: ignore[call-arg]
+_case("unknown-keyword", TypeError, lambda p: p.a.send(p.local[:8], urgent=True))  # type: ignore[call-arg]
+_case("positional-option", TypeError, lambda p: p.a.send(p.local[:8], 5))  # type: ignore[misc]
+_case("remote-without-write", AccessFlagsError, lambda p: p.a.rdma_write(p.local[:8], _remote(p, Access.REMOTE_READ)))
+_case("remote-without-read", AccessFlagsError, lambda p: p.a.rdma_read(p.local[:8], _remote(p, Access.REMOTE_WRITE)))
+_case(
+    "remote-without-atomic",
+    AccessFlagsError,
+    lambda p: p.a.atomic_fetch_add(p.local[:8], _remote(p, Access.REMOTE_WRITE), 1),
+)
+_case("many-no-pairs", UsageError, lambda p: p.a.rdma_write_many([]))
+_case("many-no-tuples", (TypeError), lambda p: p.a.rdma_write_many([p.local[:8]]))  # type: ignore[list-item]
+_case("many-one-bad", UsageError, lambda p: p.a.rdma_write_many([(p.local[:8], p.remote), (p.local, p.remote[:8])]))
+
+
+def _remote(p: Pair, access: int) -> RemoteBuffer:
+    return RemoteBuffer(p.remote.addr, 64, p.remote.rkey, access)
+
+
+async def test_every_bad_argument_is_refused_and_nothing_was_posted() -> None:
+    async with pair_on_emulated() as p:
+        await p.check()
+        before = p.a.statistics(), p.b.statistics()
+        inflight = p.local.region.inflight, p.peer.region.inflight
+        wrong = []
+        for name, error, call in CASES:
+            try:
+                result = call(p)
+            except error as e:
+                assert str(e), name
+                if not isinstance(e, RdmaError) and type(e) is not TypeError:
+                    wrong.append((name, repr(e)))
+            except Exception as e:
+                wrong.append((name, repr(e)))
+            else:
+                wrong.append((name, repr(result)))
+        assert wrong == []
+        assert (p.a.statistics(), p.b.statistics()) == before
+        assert (p.local.region.inflight, p.peer.region.inflight) == inflight
+        await p.check()
+
+
+async def test_a_refused_call_with_the_queue_full_posts_nothing_either() -> None:
+    async with pair_on_emulated(max_send_wr=1) as p:
+        blocker = p.block()
+        waiting = p.a.rdma_write(p.local[:8], p.remote)
+        for _name, error, call in CASES:
+            with pytest.raises(error):
+                call(p)
+        assert p.a.statistics()["send"]["waiting"] == 1
+        p.unblock()
+        await blocker
+        await waiting
+        await p.check()
+
+
+async def test_memory_of_another_device_is_refused_by_name() -> None:
+    async with aiordma.open_device("emulated:mlx5_1") as other, pair_on_emulated() as p:
+        async with other.reg_mr(bytearray(64)) as foreign:
+            for call in (
+                lambda: p.a.send(foreign),
+                lambda: p.a.rdma_write(foreign[:8], p.remote),
+                lambda: p.a.rdma_write([p.local[:8], foreign[:8]], p.remote),
+                lambda: p.a.rdma_read(foreign[:8], p.remote),
+                lambda: p.a.atomic_fetch_add(foreign[:8], p.remote, 1),
+                lambda: p.b.recv(foreign),
+                lambda: p.a.batch().rdma_write(foreign[:8], p.remote),
+                lambda: p.a.rdma_write(foreign[:0], p.remote),
+            ):
+                with pytest.raises(UsageError, match="another device"):
+                    call()
+        async with other.create_srq() as srq:
+            with pytest.raises(UsageError, match="another device"):
+                p.device.create_qp(srq=srq)
+        await p.check()
+
+
+async def test_a_closed_region_is_refused() -> None:
+    async with pair_on_emulated() as p:
+        mr = await p.device.reg_mr(bytearray(64))
+        batch = p.a.batch()
+        batch.rdma_write(mr[:8], p.remote)
+        await mr.close()
+        assert mr.closed
+        for call in (
+            lambda: p.a.send(mr),
+            lambda: p.a.rdma_write([mr[:8]], p.remote),
+            lambda: p.a.rdma_read(mr[:8], p.remote),
+            lambda: p.b.recv(mr),
+            lambda: p.a.batch().send(mr),
+            batch.post,
+            mr.remote,
+            mr.view,
+        ):
+            with pytest.raises(ClosedError):
+                call()
+        assert mr.region.inflight == 0
+        await p.check()
+
+
+async def test_a_closing_region_takes_no_new_work_while_the_old_goes_on() -> None:
+    async with pair_on_emulated() as p:
+        mr = await p.device.reg_mr(bytearray(b"12345678"))
+        blocker = p.block()
+        op = p.a.rdma_write(mr, p.remote, inline=False)
+        closing = mr.close()
+        assert mr.close() is closing
+        assert not closing.done
+        with pytest.raises(ClosedError):
+            p.a.rdma_write(mr, p.remote)
+        with pytest.raises(ClosedError):
+            mr.remote()
+        p.unblock()
+        await op
+        await closing
+        await blocker
+        assert p.right[:8] == b"12345678"
+
+
+async def test_a_read_only_region_is_no_target() -> None:
+    async with pair_on_emulated() as p, p.device.reg_mr(b"constant", Access.NONE) as mr:
+        await p.a.rdma_write(mr, p.remote)
+        assert p.right[:8] == b"constant"
+        for call in (
+            lambda: p.a.rdma_read(mr, p.remote),
+            lambda: p.b.recv(mr),
+            lambda: p.a.atomic_fetch_add(mr, p.remote, 1),
+            lambda: p.a.rdma_read([p.local[:8], mr], p.remote),
+        ):
+            with pytest.raises(AccessFlagsError, match="LOCAL_WRITE"):
+                call()
+        await p.check()
+
+
+@pytest.mark.parametrize("when", ["closing", "closed"])
+async def test_a_closed_qp_refuses_every_call(when: str) -> None:
+    async with pair_on_emulated() as p:
+        batch = p.a.batch()
+        batch.rdma_write(p.local[:8], p.remote)
+        closing = p.a.close()
+        if when == "closed":
+            await closing
+        for call in (
+            lambda: p.a.send(p.local[:8]),
+            lambda: p.a.recv(p.local[:8]),
+            lambda: p.a.rdma_write(p.local[:8], p.remote),
+            lambda: p.a.rdma_read(p.local[:8], p.remote),
+            lambda: p.a.atomic_fetch_add(p.local[:8], p.remote, 1),
+            lambda: p.a.local_inv(1),
+            lambda: p.a.batch().send(p.local[:8]),
+            batch.post,
+            p.a.query_state,
+            lambda: p.a.connect(p.b.info),
+        ):
+            with pytest.raises(ClosedError):
+                call()
+        with anyio.fail_after(10):
+            await p.a.wait_idle()
+        assert p.a.close() is closing
+        await closing
+        assert (p.a.closed, p.a.state) == (True, "ERR")
+        assert "closed" in repr(p.a)
+        assert p.a.info.qp_num == p.a.qp_num
+
+
+async def test_before_connect_sends_are_refused_and_receives_are_not() -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_qp() as qp:
+        async with device.reg_mr(bytearray(64)) as mr:
+            assert qp.state == "INIT"
+            remote = mr.remote()
+            for call in (
+                lambda: qp.send(mr),
+                lambda: qp.rdma_write(mr, remote),
+                lambda: qp.rdma_read(mr, remote),
+                lambda: qp.atomic_cmp_swp(mr[:8], remote[:8], 0, 0),
+                lambda: qp.local_inv(5),
+                lambda: qp.batch().rdma_write(mr, remote),
+            ):
+                with pytest.raises(QPStateError, match="INIT: connect it"):
+                    call()
+            receive = qp.recv(mr)
+            await qp.close()
+            with pytest.raises(aiordma.WrFlushError):
+                await receive
+
+
+async def test_connect_checks_the_peer_before_anything_changes() -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        async with device.create_qp() as a, device.create_qp() as b, device.create_qp(qp_type="UC") as uc:
+            for peer in (None, b.info.to_bytes(), b.info.to_json(), b, 5):
+                with pytest.raises(UsageError, match="QPInfo"):
+                    a.connect(peer)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="UC"):
+                a.connect(uc.info)
+            assert a.state == "INIT"
+            assert a.peer is None
+            await a.connect(b.info)
+            assert a.peer == b.info
+            with pytest.raises(QPStateError, match="new QP"):
+                a.connect(b.info)
+            await b.connect(a.info)
+            assert (a.state, b.state) == ("RTS", "RTS")
+
+
+async def test_connect_to_a_gid_that_can_not_be_reached_shows_the_table_and_may_be_repeated() -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_qp() as a, device.create_qp() as b:
+        elsewhere = replace(b.info, gid=IPv6Address("fe80::1").packed, gid_type=aiordma.GidType.IB)
+        with pytest.raises(aiordma.GidError, match="It has"):
+            await a.connect(elsewhere)
+        assert a.state == "INIT"
+        await a.connect(b.info)
+        assert a.state == "RTS"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_send_wr": 0},
+        {"max_recv_wr": -1},
+        {"max_send_sge": 33},
+        {"max_inline_data": "64"},
+        {"qp_type": "XRC"},
+        {"timeout": 32},
+        {"access": 1 << 40},
+        {"no_such_option": 1},
+    ],
+)
+async def test_bad_qp_options_are_refused_at_once(options: dict[str, Any]) -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        with pytest.raises(UsageError, match=next(iter(options))):
+            device.create_qp(**options)
+        with pytest.raises(UsageError):
+            device.create_qp(QPConfig(), **options)
+
+
+@pytest.mark.parametrize("config", [5, {"max_send_wr": 5}, "RC"])
+async def test_a_config_that_is_none_is_refused(config: Any) -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        with pytest.raises(UsageError, match="QPConfig"):
+            device.create_qp(config)
+        with pytest.raises(UsageError, match="SharedReceiveQueue"):
+            device.create_qp(srq=config)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_send_wr": 1 << 20}, {"max_recv_wr": 1 << 20}, {"max_send_wr": 100}, {"max_send_sge": 30}]
+)
+async def test_more_than_the_device_has_is_a_verbs_or_usage_error_and_leaves_nothing(options: dict[str, Any]) -> None:
+    async with aiordma.open_device("emulated:mlx5_small") as device:
+        for _ in range(3):
+            with pytest.raises((VerbsError, UsageError)) as caught:
+                await device.create_qp(**{"max_send_wr": 8, "max_recv_wr": 8, "max_inline_data": 0, **options})
+            assert next(iter(options)) in str(caught.value)
+        assert device.statistics()["queue_pairs"] == 0
+        async with device.create_qp(max_send_wr=8, max_recv_wr=8, max_inline_data=0):
+            pass
+
+
+@pytest.mark.parametrize("options", [{"max_wr": 0}, {"max_wr": 1 << 21}, {"max_sge": 0}, {"max_sge": 33}])
+async def test_bad_srq_sizes_are_refused(options: dict[str, int]) -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        with pytest.raises(UsageError, match=next(iter(options))):
+            device.create_srq(**options)
+
+
+@pytest.mark.parametrize("options", [{"max_wr": "5"}, {"max_sge": None}, {"max_wr": 2.0}])
+async def test_srq_sizes_that_are_no_numbers_are_refused(options: dict[str, Any]) -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        with pytest.raises((UsageError, TypeError)):
+            device.create_srq(**options)
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, 10_001, float("nan"), float("inf")])
+async def test_a_spin_budget_out_of_range_is_refused_before_and_after_there_are_cqs(value: float) -> None:
+    with pytest.raises(UsageError, match="spin_us"):
+        await aiordma.open_device("emulated:mlx5_0", spin_us=value)
+    async with aiordma.open_device("emulated:mlx5_0", spin_us=3) as device:
+        with pytest.raises(UsageError, match="spin_us"):
+            device.spin_us = value
+        assert device.spin_us == 3
+        async with connected(device) as p:
+            with pytest.raises(UsageError, match="spin_us"):
+                device.spin_us = value
+            assert device.spin_us == 3
+            await p.check()
+
+
+async def test_slices_are_checked_before_posting() -> None:
+    async with pair_on_emulated(size=64) as p:
+        with pytest.raises(UsageError):
+            p.local[:65]
+        with pytest.raises(UsageError):
+            p.remote[-65:]
+        part = p.local[8:16]
+        assert isinstance(part, MemorySlice)
+        assert (part.owner, part.offset) == (p.local, 8)
+        await p.check()
