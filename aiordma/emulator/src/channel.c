@@ -186,6 +186,8 @@ void emu_async_event(struct emu_ucontext *ctx, uint32_t event_type, uint64_t ele
 
 	if (!ctx || !ctx->async)
 		return;
+	if (counter && !element)
+		return; /* about an object that DEVX made: libibverbs has no structure for it */
 	if (counter)
 		++*counter;
 	channel_send(ctx->async, &e);

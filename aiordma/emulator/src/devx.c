@@ -11,6 +11,7 @@ static const struct devx_commands *const all[] = {
 	&devx_mkey_commands,
 	&devx_qp_commands,
 	&devx_qp_modify_commands,
+	&devx_create_commands,
 };
 
 const struct devx_command *devx_find(uint16_t opcode)
@@ -110,6 +111,8 @@ struct emu_pd *devx_pd(struct emu_ucontext *ctx, uint32_t pdn)
 	for (uint32_t h = 0; h < ctx->nhandles; h++) {
 		struct emu_pd *pd = (struct emu_pd *)ctx->handles[h];
 
+		if (pd && pd->o.type == EMU_DEVX_OBJ)
+			pd = (struct emu_pd *)((struct devx_object *)pd)->inner;
 		if (pd && pd->o.type == EMU_PD && pd->pdn == pdn)
 			return pd;
 	}
