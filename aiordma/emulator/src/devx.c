@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "devx.h"
+#include "wq.h"
 
 static const struct devx_commands *const all[] = {
 	&devx_caps_commands,
@@ -12,6 +13,7 @@ static const struct devx_commands *const all[] = {
 	&devx_qp_commands,
 	&devx_qp_modify_commands,
 	&devx_create_commands,
+	&devx_rq_commands,
 };
 
 const struct devx_command *devx_find(uint16_t opcode)
@@ -97,6 +99,10 @@ uint64_t devx_object_identity(const struct emu_object *o)
 		return identity(OP_CREATE_CQ, 0, ((const struct emu_cq *)o)->cqn);
 	case EMU_SRQ:
 		return identity(srq->xrc ? OP_CREATE_XRC_SRQ : OP_CREATE_RMP, 0, srq->srqn);
+	case EMU_WQ:
+		return identity(OP_CREATE_RQ, 0, ((const struct emu_wq *)o)->rqn);
+	case EMU_RWQ_IND_TBL:
+		return identity(OP_CREATE_RQT, 0, ((const struct emu_rwq_ind_tbl *)o)->rqtn);
 	case EMU_DEVX_MKEY:
 		return identity(OP_CREATE_MKEY, 0, ((const struct emu_mkey *)o)->key >> 8);
 	case EMU_DEVX_OBJ:

@@ -66,7 +66,7 @@ struct devx_commands {
 	uint32_t n;
 };
 extern const struct devx_commands devx_caps_commands, devx_mkey_commands, devx_qp_commands, devx_qp_modify_commands,
-	devx_create_commands;
+	devx_create_commands, devx_rq_commands;
 
 /* Refuses: logs the reason, sets the syndrome, gives the status back. */
 uint8_t devx_refuse(struct devx_call *, uint8_t status, uint32_t syndrome, const char *why);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "devx.h"
+#include "wq.h"
 
 #define CAPS_BYTES 256 /* of each kind here; the largest kind, flow tables, has 4096 */
 
@@ -90,6 +91,13 @@ static void fill_general(const struct emu_device *d, uint8_t *caps)
 	prm_set(caps, CAP_RQ_TS_FORMAT, TS_FREE_RUNNING);
 	prm_set(caps, CAP_NUM_OF_UARS_PER_PAGE, 1);
 	prm_set(caps, CAP_MAX_NUM_EQS, d->limits.comp_vectors);
+	prm_set(caps, CAP_LOG_MAX_RQ, 16);
+	prm_set(caps, CAP_LOG_MAX_RQT, 16);
+	prm_set(caps, CAP_LOG_MAX_RQT_SIZE, EMU_LOG_MAX_RQT_SIZE);
+	prm_set(caps, CAP_LOG_MAX_RMP, devx_log2(d->limits.max_srq));
+	prm_set(caps, CAP_LOG_MAX_WQ_SZ, devx_log2(d->limits.max_qp_wr));
+	prm_set(caps, CAP_LOG_MAX_STRIDE_SZ_RQ, 9);
+	prm_set(caps, CAP_LOG_MIN_STRIDE_SZ_RQ, 4);
 	if (d->limits.devx) {
 		prm_set(caps, CAP_LOG_MAX_UCTX, 16);
 		prm_set(caps, CAP_LOG_MAX_UMEM, 16);

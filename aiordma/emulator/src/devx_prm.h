@@ -384,6 +384,7 @@ enum { MODIFY_CQ_PERIOD = 1 << 0, MODIFY_CQ_MAX_COUNT = 1 << 1 }; /* MLX5_CQ_MOD
 
 #define RQC_STATE F(0x08, 4) /* the same in rmpc */
 #define RQC_VSD F(0x03, 1)
+#define RQC_FLUSH_IN_ERROR_EN F(0x0d, 1)
 #define RQC_USER_INDEX F(0x28, 24)
 #define RQC_CQN F(0x48, 24)
 #define RQC_WQ_AT (0x180 / 8) /* the same in rmpc */

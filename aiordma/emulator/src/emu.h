@@ -304,7 +304,7 @@ struct emu_device {
 	struct emu_srq **srqs;
 	struct emu_mkey **mkeys;
 	uint32_t qps_size, cqs_size, srqs_size, mkeys_size;
-	uint32_t next_qpn, next_cqn, next_srqn, next_mkey, next_pdn, next_uar, next_umem;
+	uint32_t next_qpn, next_cqn, next_srqn, next_mkey, next_pdn, next_uar, next_umem, next_rqn, next_rqtn;
 	uint32_t count[EMU_TYPES]; /* live objects, for limits and for leak checks; kept by objects.c, which counts an
 				    * object only once its emu_*_insert has succeeded */
 };

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "devx.h"
+#include "wq.h"
 
 /* ---------------------------------------------------------------- handles */
 
@@ -167,6 +168,12 @@ void emu_object_retire(struct emu_object *o)
 	case EMU_DEVX_OBJ:
 		devx_object_retire((struct devx_object *)o);
 		break;
+	case EMU_WQ:
+		emu_wq_retire((struct emu_wq *)o);
+		break;
+	case EMU_RWQ_IND_TBL:
+		emu_rwq_ind_tbl_retire((struct emu_rwq_ind_tbl *)o);
+		break;
 	case EMU_UMEM:
 		umem_release(((struct emu_umem *)o)->pinned);
 		break;
@@ -186,7 +193,8 @@ void emu_object_destroy(struct emu_object *o)
 void emu_context_destroy_objects(struct emu_ucontext *ctx)
 {
 	static const enum emu_type order[] = {
-		EMU_QP, EMU_AH, EMU_MW, EMU_SRQ, EMU_CQ, EMU_DEVX_MKEY, EMU_MR, EMU_DEVX_OBJ, EMU_UMEM, EMU_XRCD, EMU_UAR, EMU_PD,
+		EMU_QP, EMU_AH, EMU_MW, EMU_SRQ, EMU_RWQ_IND_TBL, EMU_WQ, EMU_CQ, EMU_DEVX_MKEY, EMU_MR, EMU_DEVX_OBJ, EMU_UMEM,
+		EMU_XRCD, EMU_UAR, EMU_PD,
 	};
 
 	devx_context_destroy(ctx);
