@@ -63,18 +63,35 @@ async def map_strided(qp: Mlx5QueuePair, mkey: Mkey, array: Any, mr: MemorySlice
     # An interleaved layout takes one entry of the mkey for its header.
     limits = Limits(min(qp.umr_list, mkey.max_entries), min(qp.umr_interleaved, mkey.max_entries - 1))
     node = plan(view.shape, view.strides, view.itemsize, limits)
-    free = list(mkey.children)
+    children = _Children(mkey)
     try:
-        last = await _register(qp, mkey, node, region, base, access, free)
+        last = await _register(qp, mkey, node, region, base, access, children)
         await _finished(device.control, last)
     except BaseException:
         mkey.unbind_children()
         raise
+    finally:
+        mkey.children = children.used + children.free
     return mkey.whole()
 
 
+class _Children:
+    """The mkeys that a nested layout is made of. ``used`` has each before those that it's made of in turn, which is the
+    order to invalidate them in."""
+
+    def __init__(self, mkey: Mkey) -> None:
+        self._mkey = mkey
+        self.free = list(mkey.children)
+        self.used: list[Mkey] = []
+
+    async def take(self) -> Mkey:
+        child = self.free.pop() if self.free else await create(self._mkey.device, self._mkey.max_entries)
+        self.used.append(child)
+        return child
+
+
 async def _register(
-    qp: Mlx5QueuePair, mkey: Mkey, node: Node, region: MemorySlice, base: int, access: int, free: list[Mkey]
+    qp: Mlx5QueuePair, mkey: Mkey, node: Node, region: MemorySlice, base: int, access: int, children: _Children
 ) -> Completion:
     """Posts the layout of ``node`` for ``mkey``, and before it those of the mkeys that it's made of."""
     if isinstance(node, Interleaved):
@@ -90,16 +107,10 @@ async def _register(
             start = base + entry.offset
             entries.append(region[start : start + entry.length])
             continue
-        child = free.pop() if free else await _child(mkey)
-        await _register(qp, child, entry, region, base, access, free)
+        child = await children.take()
+        await _register(qp, child, entry, region, base, access, children)
         entries.append(child.whole())
     return qp.register_list(mkey, entries, access=access)
-
-
-async def _child(mkey: Mkey) -> Mkey:
-    child = await create(mkey.device, mkey.max_entries)
-    mkey.children.append(child)
-    return child
 
 
 async def _finished(control: Control, operation: Completion) -> None:
