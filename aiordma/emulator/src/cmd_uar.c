@@ -14,8 +14,10 @@
 #define MMAP_OBJECT_FIRST ((uint64_t)9 << 16) /* MLX5_IB_MMAP_OFFSET_START */
 #define MMAP_CMD(pgoff) ((pgoff) >> 8 & 0xff)
 
-/* The least and the greatest address of a mapped page: munmap() asks here first, without the lock. */
-static uintptr_t lowest = UINTPTR_MAX, highest;
+/* Addresses of mapped pages, 0 in a free place; written with the lock held. munmap() asks here without it: a preloaded
+ * program's allocator unmaps memory from anywhere, also from under our own calls of free(). */
+static uintptr_t mapped[4096];
+static uint32_t mapped_used; /* places before this one have been in use */
 
 static struct emu_uar *new_uar(struct emu_ucontext *ctx)
 {
@@ -40,11 +42,46 @@ struct emu_uar *emu_uar_find(struct emu_ucontext *ctx, uint32_t page_id)
 	return NULL;
 }
 
+static bool remember(uintptr_t page)
+{
+	for (uint32_t i = 0; i < ARRAY_LEN(mapped); i++) {
+		if (mapped[i])
+			continue;
+		__atomic_store_n(&mapped[i], page, __ATOMIC_RELAXED);
+		if (i >= mapped_used)
+			__atomic_store_n(&mapped_used, i + 1, __ATOMIC_RELEASE);
+		return true;
+	}
+	return false;
+}
+
+static bool any_mapped(uintptr_t from, uintptr_t to)
+{
+	uint32_t n = __atomic_load_n(&mapped_used, __ATOMIC_ACQUIRE);
+
+	for (uint32_t i = 0; i < n; i++) {
+		uintptr_t page = __atomic_load_n(&mapped[i], __ATOMIC_RELAXED);
+
+		if (page >= from && page < to && page)
+			return true;
+	}
+	return false;
+}
+
+static void forget_page(struct emu_uar *u)
+{
+	if (!u->page)
+		return;
+	emu_uar_unmapped(u);
+	for (uint32_t i = 0; i < mapped_used; i++)
+		if (mapped[i] == (uintptr_t)u->page)
+			__atomic_store_n(&mapped[i], 0, __ATOMIC_RELAXED);
+	u->page = NULL;
+}
+
 void emu_uar_retire(struct emu_uar *u)
 {
-	if (u->page)
-		emu_uar_unmapped(u);
-	u->page = NULL;
+	forget_page(u);
 	list_del(&u->ctx_link);
 }
 
@@ -55,15 +92,16 @@ void emu_uar_retire(struct emu_uar *u)
 static void *map_page(struct emu_uar *u, void *addr)
 {
 	void *page = emu_real.mmap(addr, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	uintptr_t at = (uintptr_t)page;
 
 	if (page == MAP_FAILED)
 		return page;
-	if (u->page)
-		emu_uar_unmapped(u); /* mapped twice: the newer one is the one in use */
+	forget_page(u); /* mapped twice: the newer one is the one in use */
+	if (!remember((uintptr_t)page)) {
+		emu_real.munmap(page, EMU_PAGE);
+		errno = ENOMEM;
+		return MAP_FAILED;
+	}
 	u->page = page;
-	__atomic_store_n(&lowest, MIN(lowest, at), __ATOMIC_RELAXED);
-	__atomic_store_n(&highest, MAX(highest, at), __ATOMIC_RELEASE);
 	emu_uar_mapped(u);
 	return page;
 }
@@ -142,8 +180,7 @@ static void unmap_in_context(struct emu_ucontext *ctx, uintptr_t from, uintptr_t
 		next = l->next;
 		if (!at || at < from || at >= to)
 			continue;
-		emu_uar_unmapped(u);
-		u->page = NULL;
+		forget_page(u);
 		if (u->o.handle == UINT32_MAX) /* mapped by index: the mapping was all there was of it */
 			emu_object_destroy(&u->o);
 	}
@@ -153,9 +190,7 @@ void emu_uar_unmap_range(void *addr, size_t len)
 {
 	uintptr_t from = (uintptr_t)addr, to = from + len;
 
-	if (to <= __atomic_load_n(&lowest, __ATOMIC_RELAXED) || from > __atomic_load_n(&highest, __ATOMIC_ACQUIRE))
-		return;
-	if (emu_foreign())
+	if (!any_mapped(from, to) || emu_foreign())
 		return;
 	emu_lock();
 	for (struct emu_list *l = emu.contexts.next; l != &emu.contexts; l = l->next)
