@@ -373,14 +373,14 @@ class Device:
         if kind in (2, 3):
             for child in self._children:
                 if getattr(child, "address", None) == element and isinstance(
-                    child, qp.QueuePair if kind == 2 else srq.SharedReceiveQueue
+                    child, qp.VerbsQueuePair if kind == 2 else srq.SharedReceiveQueue
                 ):
                     owner = child
         if event_type is EventType.CQ_ERR:
             self.engine.on_cq_error(element, CompletionQueueError(f"{self._name} reported IBV_EVENT_CQ_ERR"))
         elif event_type is EventType.SRQ_LIMIT_REACHED and isinstance(owner, srq.SharedReceiveQueue):
             owner.on_limit()
-        elif event_type in _QP_ERRORS and isinstance(owner, qp.QueuePair):
+        elif event_type in _QP_ERRORS and isinstance(owner, qp.VerbsQueuePair):
             owner.on_error_event()
         elif event_type is EventType.DEVICE_FATAL:
             self._lost = True

@@ -7,7 +7,7 @@ import os
 import secrets
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import CompletionQueue, WorkQueue
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiordma.device import Device
     from aiordma.srq import SharedReceiveQueue
 
-__all__ = ["Batch", "QPConfig", "QueuePair"]
+__all__ = ["Batch", "QPConfig", "QueuePair", "VerbsQueuePair"]
 
 # enum ibv_qp_state, ibv_qp_type, ibv_qp_attr_mask (verbs.h)
 RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
@@ -96,12 +96,10 @@ class QPConfig:
         known_access(self.access)
 
 
-class QueuePair(QueuePairBase):
-    """A QP: ``await qp.rdma_write(local, remote)`` and its kin, see :class:`QueuePairBase` for the posting calls.
+class VerbsQueuePair(QueuePairBase):
+    """What QPs of every transport have: identity, state, and an end.
 
-    Made by :meth:`Device.create_qp`, in INIT: receives can be posted. :meth:`connect` with the peer's :attr:`info`
-    brings it to RTS. ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns
-    (ResourceWarning).
+    ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns (ResourceWarning).
     """
 
     kind: ClassVar[str] = "queue_pairs"
@@ -127,15 +125,13 @@ class QueuePair(QueuePairBase):
         self._srq = srq
         self._address = address
         self._number: int = pyverbs.qp_num
-        self._psn = secrets.randbits(24)
-        self._peer: QPInfo | None = None
         self._closing: Pending[None] | None = None
         self._connecting: Pending[None] | None = None
         self._fatal = False
         self._released = False
         self._pid = os.getpid()
         can_mark = config.qp_type in ("RC", "UC")
-        send = WorkQueue(cqs[0], "send", caps["max_send_wr"], address, 0, self._number, can_mark)
+        send = WorkQueue(cqs[0], self._send_kind(), caps["max_send_wr"], address, 0, self._number, can_mark)
         recv = None if srq is not None else WorkQueue(cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number)
         self._send_queue = send
         self._recv_queue = recv
@@ -150,6 +146,10 @@ class QueuePair(QueuePairBase):
             device.max_message,
             not can_mark,
         )
+
+    def _send_kind(self) -> str:
+        """How its send queue's requests complete: one after the other (``"send"``), or in any order (``"streams"``)."""
+        return "send"
 
     # ---------------------------------------------------------------- what it is
 
@@ -208,105 +208,12 @@ class QueuePair(QueuePairBase):
             return "ERR"
         return STATE_NAMES[self._pyverbs.qp_state]
 
-    @property
-    def info(self) -> QPInfo:
-        """What the peer needs for its :meth:`connect`."""
-        device = self._device
-        depth = self._rd_atomic_depth
-        return QPInfo(
-            qp_type=self._config.qp_type,
-            qp_num=self._number,
-            psn=self._psn,
-            gid=device.gid.raw if device.gid is not None else bytes(16),
-            gid_type=device.gid.type if device.gid is not None else GidType.IB,
-            lid=device.lid,
-            mtu=device.active_mtu,
-            max_rd_atomic=min(depth, device.max_qp_init_rd_atom),
-            max_dest_rd_atomic=min(depth, device.max_qp_rd_atom),
-        )
-
-    @property
-    def peer(self) -> QPInfo | None:
-        """The peer it's connected to, or None."""
-        return self._peer
-
-    @property
-    def _rd_atomic_depth(self) -> int:
-        return 255 if self._config.max_rd_atomic is None else self._config.max_rd_atomic
-
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counters of the send queue and the receive queue (none of the latter with an SRQ)."""
         found = {"send": self._send_queue.statistics()}
         if self._recv_queue is not None:
             found["recv"] = self._recv_queue.statistics()
         return found
-
-    # ---------------------------------------------------------------- connecting
-
-    def connect(self, peer: QPInfo) -> Pending[None]:
-        """Connects to the QP that ``peer`` describes: INIT to RTR to RTS (ibv_modify_qp(3)), off the loop.
-
-        Both sides call it with the other's :attr:`info`. It completes when this side may send; a peer that isn't in RTR
-        yet makes the first sends wait and, after timeout and retries, fail. The path MTU is the smaller of the two, and
-        RDMA reads in flight the smaller of what one side starts and the other serves, in each direction. Started by the
-        call, awaited or not.
-
-        Raises :class:`UsageError` for a peer of another QP type, :class:`GidError` when no local GID reaches the peer's,
-        :class:`QPStateError` when it's connected already, :class:`VerbsError` when the device refuses.
-        """
-        if self._closing is not None:
-            raise ClosedError(f"{self!r} is closed")
-        if self._peer is not None or (self._connecting is not None and not self._connecting.done):
-            raise QPStateError(f"QP {self._number:#x} is connected or connecting: a new connection needs a new QP")
-        if not isinstance(peer, QPInfo):
-            raise UsageError(f"connect() takes the peer's QPInfo, not {type(peer).__name__}")
-        if peer.qp_type != self._config.qp_type:
-            raise UsageError(f"this is an {self._config.qp_type} QP, the peer's an {peer.qp_type} one")
-        self._device.control.hooks.verify()
-        self._connecting = Pending(self._device.control, self._connect(peer))
-        return self._connecting
-
-    async def _connect(self, peer: QPInfo) -> None:
-        device, config, mine = self._device, self._config, self.info
-        rtr: dict[str, Any] = {
-            "qp_state": RTR,
-            "path_mtu": {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}[min(mine.mtu, peer.mtu)],
-            "dest_qp_num": peer.qp_num,
-            "rq_psn": peer.psn,
-            "sl": config.service_level,
-            "ah_port": device.port,
-            "dlid": peer.lid,
-            "_detail": f"QP {self._number:#x} to RTR, peer {peer}",
-        }
-        if any(peer.gid) and device.gid is not None:
-            gid = match(device.gids, device.gid, peer.gid, peer.gid_type)
-            rtr |= {
-                "is_global": 1,
-                "dgid": peer.gid,
-                "sgid_index": gid.index,
-                "hop_limit": config.hop_limit,
-                "traffic_class": config.traffic_class,
-                "flow_label": config.flow_label,
-            }
-        mask = _STATE | _AV | _MTU | _DEST_QPN | _RQ_PSN
-        rts: dict[str, Any] = {
-            "qp_state": RTS,
-            "sq_psn": self._psn,
-            "_detail": f"QP {self._number:#x} to RTS",
-        }
-        rts_mask = _STATE | _SQ_PSN
-        if config.qp_type == "RC":
-            rtr["max_dest_rd_atomic"] = min(mine.max_dest_rd_atomic, peer.max_rd_atomic)
-            rtr["min_rnr_timer"] = config.min_rnr_timer
-            mask |= _DEST_RD_ATOMIC | _MIN_RNR
-            rts["timeout"] = config.timeout
-            rts["retry_cnt"] = config.retry_cnt
-            rts["rnr_retry"] = config.rnr_retry
-            rts["max_rd_atomic"] = min(mine.max_rd_atomic, peer.max_dest_rd_atomic)
-            rts_mask |= _TIMEOUT | _RETRY | _RNR_RETRY | _RD_ATOMIC
-        await in_thread(device.control, self._modify, mask, rtr)
-        await in_thread(device.control, self._modify, rts_mask, rts)
-        self._peer = peer
 
     def _modify(self, mask: int, values: dict[str, Any]) -> None:
         if self._closing is not None:
@@ -414,7 +321,7 @@ class QueuePair(QueuePairBase):
             self._destroy()
             self._release()
 
-    async def __aenter__(self) -> QueuePair:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -433,6 +340,122 @@ class QueuePair(QueuePairBase):
         return f"<QueuePair {self._config.qp_type} {self._number:#x} {state} on {self._device.name}>"
 
 
+class QueuePair(VerbsQueuePair):
+    """A QP: ``await qp.rdma_write(local, remote)`` and its kin, see :class:`QueuePairBase` for the posting calls.
+
+    Made by :meth:`Device.create_qp`, in INIT: receives can be posted. :meth:`connect` with the peer's :attr:`info`
+    brings it to RTS. ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns
+    (ResourceWarning).
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pyverbs: Any,
+        config: QPConfig,
+        cqs: tuple[CompletionQueue, CompletionQueue],
+        srq: SharedReceiveQueue | None,
+        caps: dict[str, int],
+        reserved: tuple[int, int],
+    ) -> None:
+        self._psn = secrets.randbits(24)
+        self._peer: QPInfo | None = None
+        super().__init__(device, pyverbs, config, cqs, srq, caps, reserved)
+
+    @property
+    def info(self) -> QPInfo:
+        """What the peer needs for its :meth:`connect`."""
+        device = self._device
+        depth = self._rd_atomic_depth
+        return QPInfo(
+            qp_type=self._config.qp_type,
+            qp_num=self._number,
+            psn=self._psn,
+            gid=device.gid.raw if device.gid is not None else bytes(16),
+            gid_type=device.gid.type if device.gid is not None else GidType.IB,
+            lid=device.lid,
+            mtu=device.active_mtu,
+            max_rd_atomic=min(depth, device.max_qp_init_rd_atom),
+            max_dest_rd_atomic=min(depth, device.max_qp_rd_atom),
+        )
+
+    @property
+    def peer(self) -> QPInfo | None:
+        """The peer it's connected to, or None."""
+        return self._peer
+
+    @property
+    def _rd_atomic_depth(self) -> int:
+        return 255 if self._config.max_rd_atomic is None else self._config.max_rd_atomic
+
+    # ---------------------------------------------------------------- connecting
+
+    def connect(self, peer: QPInfo) -> Pending[None]:
+        """Connects to the QP that ``peer`` describes: INIT to RTR to RTS (ibv_modify_qp(3)), off the loop.
+
+        Both sides call it with the other's :attr:`info`. It completes when this side may send; a peer that isn't in RTR
+        yet makes the first sends wait and, after timeout and retries, fail. The path MTU is the smaller of the two, and
+        RDMA reads in flight the smaller of what one side starts and the other serves, in each direction. Started by the
+        call, awaited or not.
+
+        Raises :class:`UsageError` for a peer of another QP type, :class:`GidError` when no local GID reaches the peer's,
+        :class:`QPStateError` when it's connected already, :class:`VerbsError` when the device refuses.
+        """
+        if self._closing is not None:
+            raise ClosedError(f"{self!r} is closed")
+        if self._peer is not None or (self._connecting is not None and not self._connecting.done):
+            raise QPStateError(f"QP {self._number:#x} is connected or connecting: a new connection needs a new QP")
+        if not isinstance(peer, QPInfo):
+            raise UsageError(f"connect() takes the peer's QPInfo, not {type(peer).__name__}")
+        if peer.qp_type != self._config.qp_type:
+            raise UsageError(f"this is an {self._config.qp_type} QP, the peer's an {peer.qp_type} one")
+        self._device.control.hooks.verify()
+        self._connecting = Pending(self._device.control, self._connect(peer))
+        return self._connecting
+
+    async def _connect(self, peer: QPInfo) -> None:
+        device, config, mine = self._device, self._config, self.info
+        rtr: dict[str, Any] = {
+            "qp_state": RTR,
+            "path_mtu": {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}[min(mine.mtu, peer.mtu)],
+            "dest_qp_num": peer.qp_num,
+            "rq_psn": peer.psn,
+            "sl": config.service_level,
+            "ah_port": device.port,
+            "dlid": peer.lid,
+            "_detail": f"QP {self._number:#x} to RTR, peer {peer}",
+        }
+        if any(peer.gid) and device.gid is not None:
+            gid = match(device.gids, device.gid, peer.gid, peer.gid_type)
+            rtr |= {
+                "is_global": 1,
+                "dgid": peer.gid,
+                "sgid_index": gid.index,
+                "hop_limit": config.hop_limit,
+                "traffic_class": config.traffic_class,
+                "flow_label": config.flow_label,
+            }
+        mask = _STATE | _AV | _MTU | _DEST_QPN | _RQ_PSN
+        rts: dict[str, Any] = {
+            "qp_state": RTS,
+            "sq_psn": self._psn,
+            "_detail": f"QP {self._number:#x} to RTS",
+        }
+        rts_mask = _STATE | _SQ_PSN
+        if config.qp_type == "RC":
+            rtr["max_dest_rd_atomic"] = min(mine.max_dest_rd_atomic, peer.max_rd_atomic)
+            rtr["min_rnr_timer"] = config.min_rnr_timer
+            mask |= _DEST_RD_ATOMIC | _MIN_RNR
+            rts["timeout"] = config.timeout
+            rts["retry_cnt"] = config.retry_cnt
+            rts["rnr_retry"] = config.rnr_retry
+            rts["max_rd_atomic"] = min(mine.max_rd_atomic, peer.max_dest_rd_atomic)
+            rts_mask |= _TIMEOUT | _RETRY | _RNR_RETRY | _RD_ATOMIC
+        await in_thread(device.control, self._modify, mask, rtr)
+        await in_thread(device.control, self._modify, rts_mask, rts)
+        self._peer = peer
+
+
 async def _nothing() -> None:
     return None
 
@@ -445,7 +468,7 @@ def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> 
     return Pending(device.control, make(device, config, srq, QueuePair, make_plain), dispose=True)
 
 
-Made = TypeVar("Made", bound=QueuePair)
+Made = TypeVar("Made", bound=VerbsQueuePair)
 
 
 class Maker(Protocol):

@@ -17,7 +17,7 @@ from aiordma.errors import ClosedError, UsageError
 if TYPE_CHECKING:
     from aiordma._memory import MemorySlice
     from aiordma.device import Device
-    from aiordma.qp import QueuePair
+    from aiordma.qp import VerbsQueuePair
 
 __all__ = ["SharedReceiveQueue"]
 
@@ -42,7 +42,7 @@ class SharedReceiveQueue(Receiver):
         self._address = _control.srq_address(pyverbs, device.context_address, device.pd_address)
         self._queue = WorkQueue(cq, "srq", max_wr, 0, self._address)
         self._attach_queue(self._queue, device.pd, max_sge)
-        self._qps: weakref.WeakSet[QueuePair] = weakref.WeakSet()
+        self._qps: weakref.WeakSet[VerbsQueuePair] = weakref.WeakSet()
         self._limit: Signal | None = None
         self._closing: Pending[None] | None = None
         self._released = False
@@ -73,10 +73,10 @@ class SharedReceiveQueue(Receiver):
         """Whether ``close()`` was called."""
         return self._closing is not None
 
-    def attach(self, qp: QueuePair) -> None:
+    def attach(self, qp: VerbsQueuePair) -> None:
         self._qps.add(qp)
 
-    def detach(self, qp: QueuePair) -> None:
+    def detach(self, qp: VerbsQueuePair) -> None:
         self._qps.discard(qp)
 
     def recv(self, local: MemorySlice | list[MemorySlice] | None) -> Completion:
