@@ -1,5 +1,7 @@
 """Bad arguments get a clear Python error before anything is posted, and the QP works afterwards."""
 
+# ruff: noqa: PT017, SIM117
+
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv6Address

@@ -1,5 +1,7 @@
 """What an operation promises to whoever awaits it, or doesn't."""
 
+# ruff: noqa: PT012, PT031
+
 import asyncio
 import gc
 import sys
