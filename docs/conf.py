@@ -1,6 +1,10 @@
 """Sphinx configuration. `make docs` builds the pages into docs/_build/html; every warning is an error."""
 
 import importlib.metadata
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "aiordma"
 author = "aiordma contributors"
@@ -13,8 +17,11 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "statuses",  # docs/_ext
+    "stubs",
 ]
 exclude_patterns = ["_build"]
+html_static_path = ["_static"]
 
 html_theme = "furo"
 html_title = f"aiordma {release}"

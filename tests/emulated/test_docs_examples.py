@@ -1,0 +1,58 @@
+"""The programs in the documentation run, as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/quickstart.md", "docs/emulated-nic.md")
+
+#: What must be among the output of a page's programs, in order.
+OUTPUT = {
+    "README.md": ["hello, RDMA"],
+    "docs/quickstart.md": [
+        "b'hello'",
+        "True\nTrue",
+        "server found b'good morning'",
+        "nothing came in time, and <Completion RECV",
+    ],
+    "docs/emulated-nic.md": ["mlx5_0 (aiordma's emulated NIC)", "mlx5_0\nmlx5_1", ""],
+}
+
+
+def programs(page: str) -> list[str]:
+    """A page's blocks that are marked as Python. Fragments are marked otherwise."""
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+CASES = [
+    pytest.param(program, expected, id=f"{page}-{number}")
+    for page in PAGES
+    for number, (program, expected) in enumerate(zip(programs(page), OUTPUT[page], strict=True), 1)
+]
+
+
+@pytest.mark.parametrize(("program", "expected"), CASES)
+def test_program(program: str, expected: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "AIORDMA_DEVICE": "emulated", "PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    assert done.stderr == ""
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text()):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
