@@ -16,21 +16,20 @@ to the port gets the rkeys. Use it where the network is trusted, or wrap the exc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream
 
 from aiordma._memory import RemoteBuffer
-from aiordma.errors import ExchangeError, RdmaError, UsageError
+from aiordma.errors import ClosedError, ExchangeError, RdmaError, UsageError
 from aiordma.info import QPInfo
-
-if TYPE_CHECKING:
-    from aiordma.qp import QueuePair
+from aiordma.qp import QueuePair
 
 __all__ = ["Listener", "Peer", "connect", "serve"]
 
@@ -48,12 +47,40 @@ class Peer:
     data: Any = None
 
 
-async def _send(stream: ByteStream, message: Mapping[str, Any]) -> None:
+def _encode(message: Mapping[str, Any]) -> bytes:
     body = json.dumps(message).encode()
     if len(body) > _MAX_MESSAGE:
         raise UsageError(f"buffers and data are {len(body)} bytes of JSON: at most {_MAX_MESSAGE} can be exchanged")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _hello(qp: QueuePair, buffers: Mapping[str, RemoteBuffer] | None, data: Any) -> bytes:
+    """What this side says of itself; :class:`UsageError` for what can't be said."""
+    if not isinstance(qp, QueuePair):
+        raise UsageError(f"an exchange connects a QueuePair, not {type(qp).__name__}")
+    if buffers is not None and not isinstance(buffers, Mapping):
+        raise UsageError(f"buffers: a mapping of names to RemoteBuffers, not {type(buffers).__name__}")
+    for name, buffer in (buffers or {}).items():
+        if not isinstance(name, str) or not isinstance(buffer, RemoteBuffer):
+            raise UsageError(f"buffers[{name!r}]: a RemoteBuffer under a name, not {type(buffer).__name__}: mr.remote()")
     try:
-        await stream.send(_LENGTH.pack(len(body)) + body)
+        return _encode(
+            {
+                "aiordma": _VERSION,
+                "qp": json.loads(qp.info.to_json()),
+                "buffers": {name: buffer.to_json() for name, buffer in (buffers or {}).items()},
+                "data": data,
+            }
+        )
+    except UsageError:
+        raise
+    except (TypeError, ValueError, RecursionError) as e:
+        raise UsageError(f"data: a JSON value ({e})") from e
+
+
+async def _send(stream: ByteStream, message: bytes) -> None:
+    try:
+        await stream.send(message)
     except (anyio.BrokenResourceError, anyio.ClosedResourceError) as e:
         raise ExchangeError("the peer closed the connection during the exchange") from e
 
@@ -74,7 +101,7 @@ async def _receive(stream: ByteStream) -> dict[str, Any]:
         raise ExchangeError(f"the peer announces {size} bytes: it doesn't speak aiordma's exchange")
     try:
         message = json.loads(await _receive_exactly(stream, size))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ExchangeError("what the peer sent isn't JSON: it doesn't speak aiordma's exchange") from e
     if not isinstance(message, dict):
         raise ExchangeError("what the peer sent isn't a JSON object: it doesn't speak aiordma's exchange")
@@ -83,17 +110,12 @@ async def _receive(stream: ByteStream) -> dict[str, Any]:
     return message
 
 
-async def _exchange(stream: ByteStream, qp: QueuePair, buffers: Mapping[str, RemoteBuffer] | None, data: Any) -> Peer:
-    hello = {
-        "aiordma": _VERSION,
-        "qp": json.loads(qp.info.to_json()),
-        "buffers": {name: buffer.to_json() for name, buffer in (buffers or {}).items()},
-        "data": data,
-    }
+async def _exchange(stream: ByteStream, qp: QueuePair, hello: bytes) -> Peer:
     await _send(stream, hello)
     message = await _receive(stream)
-    if message.get("aiordma") != _VERSION:
-        raise ExchangeError(f"the peer speaks version {message.get('aiordma')!r} of the exchange, this side {_VERSION}")
+    version = message.get("aiordma")
+    if type(version) is not int or version != _VERSION:
+        raise ExchangeError(f"the peer speaks version {version!r} of the exchange, this side {_VERSION}")
     try:
         peer = Peer(
             QPInfo.from_json(message["qp"]),
@@ -105,10 +127,12 @@ async def _exchange(stream: ByteStream, qp: QueuePair, buffers: Mapping[str, Rem
     try:
         await qp.connect(peer.info)
     except RdmaError as e:
-        await _send(stream, {"error": str(e)})
+        with contextlib.suppress(ExchangeError):  # it's gone, which matters less than why this failed
+            await _send(stream, _encode({"error": str(e)}))
         raise
-    await _send(stream, {"ready": True})
-    await _receive(stream)
+    await _send(stream, _encode({"ready": True}))
+    if (await _receive(stream)).get("ready") is not True:
+        raise ExchangeError("the peer didn't say that it's ready: it doesn't speak aiordma's exchange")
     return peer
 
 
@@ -128,9 +152,10 @@ async def connect(
     Raises :class:`ExchangeError` (a ConnectionError), :class:`OSError` where nothing listens, :class:`TimeoutError`, and
     whatever ``qp.connect`` does. The QP is then to be closed, unless nothing had been sent.
     """
+    hello = _hello(qp, buffers, data)
     with anyio.fail_after(timeout):
         async with await anyio.connect_tcp(host, port) as stream:
-            return await _exchange(stream, qp, buffers, data)
+            return await _exchange(stream, qp, hello)
 
 
 class Listener:
@@ -138,6 +163,8 @@ class Listener:
 
     def __init__(self, listeners: list[SocketListener]) -> None:
         self._listeners = listeners
+        self._accepted: list[SocketStream] = []
+        self._closed = False
 
     @property
     def port(self) -> int:
@@ -146,21 +173,32 @@ class Listener:
         return port
 
     async def _accept(self) -> SocketStream:
-        if len(self._listeners) == 1:
-            return await self._listeners[0].accept()
-        accepted: list[SocketStream] = []
+        if len(self._listeners) == 1 and not self._closed:
+            try:
+                return await self._listeners[0].accept()
+            except anyio.ClosedResourceError:
+                self._closed = True
+        errors: list[OSError] = []
+        if not self._accepted and not self._closed:
+            async with anyio.create_task_group() as group:
 
-        async with anyio.create_task_group() as group:
+                async def accept(listener: SocketListener) -> None:
+                    try:
+                        # Two may come at once, or with a cancellation: the next call takes the other one.
+                        self._accepted.append(await listener.accept())
+                    except anyio.ClosedResourceError:
+                        self._closed = True
+                    except OSError as e:
+                        errors.append(e)
+                    group.cancel_scope.cancel()
 
-            async def accept(listener: SocketListener) -> None:
-                accepted.append(await listener.accept())
-                group.cancel_scope.cancel()
-
-            for listener in self._listeners:
-                group.start_soon(accept, listener)
-        for extra in accepted[1:]:
-            await anyio.aclose_forcefully(extra)
-        return accepted[0]
+                for listener in self._listeners:
+                    group.start_soon(accept, listener)
+        if self._accepted:
+            return self._accepted.pop(0)
+        if errors:
+            raise errors[0]
+        raise ClosedError("the listener was closed")
 
     async def accept(
         self,
@@ -173,17 +211,22 @@ class Listener:
         """Waits for a client and connects ``qp`` with its QP.
 
         Waiting for the client has no limit; the exchange with it then takes at most ``timeout`` seconds. Errors as in
-        :func:`connect`.
+        :func:`connect`, and :class:`ClosedError` when the listener is closed.
         """
+        hello = _hello(qp, buffers, data)
         stream = await self._accept()
         async with stream:
             with anyio.fail_after(timeout):
-                return await _exchange(stream, qp, buffers, data)
+                return await _exchange(stream, qp, hello)
 
     async def aclose(self) -> None:
-        """Stops listening."""
+        """Stops listening; an ``accept`` that waits raises :class:`ClosedError`."""
+        self._closed = True
         for listener in self._listeners:
             await listener.aclose()
+        for stream in self._accepted:
+            await anyio.aclose_forcefully(stream)
+        self._accepted.clear()
 
     async def __aenter__(self) -> Self:
         return self

@@ -44,6 +44,12 @@ def pin(buffer: object, access: Access) -> BufferPin:
             f"the {type(buffer).__name__} isn't C-contiguous, so it can't be one region: copy it "
             "(numpy.ascontiguousarray), or register its base array and describe the layout"
         ) from e
+    if _holds_pointers(source):
+        held.release()
+        raise BufferAccessError(
+            f"the {type(buffer).__name__} holds Python objects: its memory is pointers of this process, which nobody else "
+            "can use and the device must not write"
+        )
     if held.nbytes == 0:
         held.release()
         raise UsageError(f"the {type(buffer).__name__} is empty: a memory region has at least one byte")
@@ -61,6 +67,16 @@ def _torch_array(tensor: Any) -> Any:
     # dtypes that numpy lacks (bfloat16) are memory all the same.
     torch = sys.modules["torch"]
     return tensor.detach().view(-1).view(torch.uint8).numpy() if tensor.numel() else tensor.detach().numpy()
+
+
+def _holds_pointers(source: Any) -> bool:
+    if getattr(getattr(source, "dtype", None), "hasobject", False):
+        return True
+    try:
+        with memoryview(source) as view:
+            return view.format == "O"
+    except (BufferError, ValueError, TypeError):  # a format that a memoryview can't tell
+        return False
 
 
 def _is_readonly(source: Any) -> bool:
