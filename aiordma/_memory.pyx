@@ -148,10 +148,12 @@ cdef class MemorySlice:
 
     @property
     def lkey(self) -> int:
+        """The region's key for local use; aiordma puts it into work requests by itself."""
         return self.region.lkey
 
     @property
     def rkey(self) -> int:
+        """The region's key for peers; :meth:`remote` has it."""
         return self.region.rkey
 
     @property

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Building and posting work requests: everything is checked here, before the device sees it.
 
-The calls of QueuePairBase are QueuePair's posting calls; queue_pair.py adds what isn't on the hot path.
+The calls of QueuePairBase are QueuePair's posting calls; qp.py adds what isn't on the hot path.
 """
 
 from cpython.buffer cimport (

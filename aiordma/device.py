@@ -44,7 +44,7 @@ DEFAULT_SPIN_US = 20.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One RDMA device: its verbs ``name``, node GUID as text, ``vendor_part_id``-free sysfs facts, and its nature."""
+    """One RDMA device: its verbs ``name``, its node GUID in hexadecimal, and whether it's an emulated one."""
 
     name: str
     guid: str
