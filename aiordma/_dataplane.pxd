@@ -109,6 +109,7 @@ cdef class WorkQueue:
     cdef v.ibv_srq *srq
     cdef readonly str name
     cdef int kind
+    cdef bint unordered
     cdef readonly uint32_t capacity
     cdef readonly uint32_t qp_num
     cdef uint64_t base
@@ -155,6 +156,7 @@ cdef class WorkQueue:
     cdef int _post_one_recv(self, v.ibv_sge *sges, int n, Completion c) except -1
     cdef int _submit_recv(self, v.ibv_sge *sges, int n, Completion c) except -1
     cdef int _drop_deferred(self, object error) except -1
+    cdef uint64_t _next_slot(self)
     cdef int _put(self, uint64_t slot, Completion c) except -1
     cdef int _check_idle(self) except -1
     cdef int _mark(self) except -1

@@ -696,13 +696,18 @@ cdef class CompletionQueue:
 
 
 cdef class WorkQueue:
-    """A send queue, receive queue or SRQ: its slots, what is in them, and what waits for one, in FIFO order."""
+    """A send queue, receive queue or SRQ: its slots, what is in them, and what waits for one, in FIFO order.
+
+    ``kind`` is "send", "recv", "srq", or "streams": a send queue whose requests may complete in any order, and of which one
+    may fail alone (a DCI with streams). There everything is signalled.
+    """
 
     def __init__(self, CompletionQueue cq not None, str kind, uint32_t capacity, uintptr_t qp=0, uintptr_t srq=0,
                  uint32_t qp_num=0, bint can_mark=False):
         cdef uint32_t i
         self.cq = cq
-        self.kind = {"send": KIND_SEND, "recv": KIND_RECV, "srq": KIND_SRQ}[kind]
+        self.kind = {"send": KIND_SEND, "streams": KIND_SEND, "recv": KIND_RECV, "srq": KIND_SRQ}[kind]
+        self.unordered = kind == "srq" or kind == "streams"
         self.name = kind
         self.qp = <v.ibv_qp *>qp
         self.srq = <v.ibv_srq *>srq
@@ -716,8 +721,9 @@ cdef class WorkQueue:
         self.entries = <void **>calloc(self.mask, sizeof(void *))
         if self.entries == NULL:
             raise MemoryError()
-        if self.kind == KIND_SRQ:
-            # An SRQ's requests complete in any order: slots come from a list instead of following each other.
+        if self.unordered:
+            # The requests of an SRQ, or of several streams, complete in any order: slots come from a list instead of
+            # following each other.
             self.free_slots = <uint32_t *>malloc(self.mask * sizeof(uint32_t))
             if self.free_slots == NULL:
                 raise MemoryError()
@@ -882,7 +888,7 @@ cdef class WorkQueue:
         return 0
 
     cdef int _post_custom(self, PostFunction post, const void *payload, unsigned int flags, Completion c) except -1:
-        cdef uint64_t seq = self.head
+        cdef uint64_t seq = self._next_slot()
         cdef uint32_t run = self.unsignaled_run
         cdef uint64_t last = self.last_signaled
         cdef bint any_signaled = self.any_signaled
@@ -894,6 +900,8 @@ cdef class WorkQueue:
         if rc:
             self.unsignaled_run, self.last_signaled, self.any_signaled = run, last, any_signaled
             raise VerbsError("ibv_wr_complete", rc, _post_hint(rc))
+        if self.unordered:
+            self.n_free -= 1
         self._put(seq, c)
         self.head += 1
         return 0
@@ -951,10 +959,7 @@ cdef class WorkQueue:
         cdef uint64_t slot
         cdef int rc
         memset(&wr, 0, sizeof(wr))
-        if self.kind == KIND_SRQ:
-            slot = self.free_slots[self.n_free - 1] | (self.head << 20 & SEQ_MASK)
-        else:
-            slot = self.head
+        slot = self._next_slot()
         wr.wr_id = self.base | (slot & SEQ_MASK)
         wr.sg_list = sges
         wr.num_sge = n
@@ -964,13 +969,19 @@ cdef class WorkQueue:
             rc = v.ibv_post_recv(self.qp, &wr, &bad)
         if rc:
             raise VerbsError("ibv_post_srq_recv" if self.kind == KIND_SRQ else "ibv_post_recv", rc, _post_hint(rc))
-        if self.kind == KIND_SRQ:
+        if self.unordered:
             self.n_free -= 1
         self._put(slot, c)
         c.seq = slot
         c._wr_id = wr.wr_id
         self.head += 1
         return 0
+
+    cdef uint64_t _next_slot(self):
+        """Where the next request goes: its running number, or a free slot with part of that number above it."""
+        if self.unordered:
+            return self.free_slots[self.n_free - 1] | (self.head << 20 & SEQ_MASK)
+        return self.head
 
     cdef int _submit_recv(self, v.ibv_sge *sges, int n, Completion c) except -1:
         cdef v.ibv_send_wr wr
@@ -1022,7 +1033,7 @@ cdef class WorkQueue:
         cdef uint64_t ahead
         cdef Completion c
         cdef int quiet
-        if self.kind == KIND_SRQ:
+        if self.unordered:
             if (seq & 0xFFFFF) > self.mask or self.entries[seq & 0xFFFFF] == NULL:
                 return 0
             c = <Completion>self.entries[seq & 0xFFFFF]
@@ -1114,7 +1125,7 @@ cdef class WorkQueue:
         cdef uint32_t i
         self.closed = True
         for i in range(self.mask + 1):
-            slot = (self.tail + i) & self.mask if self.kind != KIND_SRQ else i
+            slot = i if self.unordered else (self.tail + i) & self.mask
             entry = self.entries[slot]
             if entry == NULL:
                 continue

@@ -512,6 +512,10 @@ cdef class DcAddress:
         self.key = key
         self.owner = owner
 
+    def _shut(self) -> None:
+        """The address handle is being destroyed."""
+        self.ah = NULL
+
 
 cdef class DcInitiatorBase(Mlx5QueuePairBase):
     """Posting calls of a DCI: those of a QP, each with the target that it goes to."""

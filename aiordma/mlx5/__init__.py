@@ -1,11 +1,18 @@
 """What only mlx5 (ConnectX) devices have: UMR, DMA memcpy, raw WQEs, DC transport, DEVX."""
 
+from aiordma.mlx5.dc import DCInitiator, DcPeer, DCTarget, DCTInfo, create_dc_initiator, create_dc_target
 from aiordma.mlx5.memcpy import DmaEngine, create_dma_engine
 from aiordma.mlx5.qp import Mlx5Options, Mlx5QueuePair, create_qp
 from aiordma.mlx5.raw_wqe import Wqe
 from aiordma.mlx5.umr import Mkey, create_mkey
 
 __all__ = [
+    "DCInitiator",
+    "DCTInfo",
+    "DCTarget",
+    "DcPeer",
+    "create_dc_initiator",
+    "create_dc_target",
     "DmaEngine",
     "Mkey",
     "Mlx5Options",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
@@ -59,6 +60,11 @@ class Mkey(MkeyBase):
     def closed(self) -> bool:
         """Whether ``close()`` was called."""
         return self._closing is not None
+
+    @property
+    def teardown(self) -> Callable[[], object]:
+        close: Callable[[], object] = self._pyverbs.close
+        return close
 
     def close(self) -> Pending[None]:
         """Destroys it (mlx5dv_destroy_mkey(3)), off the loop; started by the call; a second call gives the same operation.
