@@ -55,7 +55,13 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: Any, content: Any) -> Any:
     if node.get("refdomain") != "py" or target.startswith("aiordma."):
         return None
     domain = env.get_domain("py")
-    return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], f"aiordma.{target}", node, content)
+    for prefix in ("aiordma", "aiordma._post", "aiordma._offload"):
+        found = domain.resolve_xref(
+            env, node["refdoc"], app.builder, node["reftype"], f"{prefix}.{target}", node, content
+        )
+        if found is not None:
+            return found
+    return None
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
