@@ -6,13 +6,14 @@ import ctypes
 import errno
 import importlib
 import logging
+import resource
 import threading
 from pathlib import Path
 from typing import Any
 
 from aiordma.errors import ProviderError, VerbsError
 
-__all__ = ["module", "translate", "version"]
+__all__ = ["memlock_hint", "module", "translate", "version"]
 
 _lock = threading.Lock()
 _loaded = False
@@ -77,10 +78,24 @@ def version() -> str:
     return "of unknown version"
 
 
+def memlock_hint(detail: str) -> str:
+    """``detail`` with what is behind an ENOMEM more often than memory, and what to do: queues are locked memory too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return detail
+    return (
+        f"{detail}; the limit of locked memory (ulimit -l, RLIMIT_MEMLOCK) is {soft} bytes: raise it in "
+        "/etc/security/limits.conf (memlock unlimited), or in the service unit (LimitMEMLOCK=infinity), or for a "
+        "container (--ulimit memlock=-1)"
+    )
+
+
 def translate(e: BaseException, verb: str, detail: str = "") -> BaseException:
     """pyverbs' exception as a :class:`VerbsError` with the verb's name, if it carries an errno."""
     code = getattr(e, "error_code", None)
     if isinstance(code, int):
+        if code == errno.ENOMEM:
+            detail = memlock_hint(detail or "no memory")
         if code > 0:
             return VerbsError(verb, code, detail)
         # Raised without a code: the message is all there is.
