@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
@@ -85,17 +86,6 @@ def _is_readonly(source: Any) -> bool:
             return view.readonly
     except (BufferError, ValueError, TypeError):
         return False
-
-
-def _memlock_hint(length: int) -> str:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return f"registering {length} bytes"
-    return (
-        f"registering {length} bytes; the limit of locked memory (ulimit -l, RLIMIT_MEMLOCK) is {soft} bytes: raise it in "
-        "/etc/security/limits.conf (memlock unlimited), or in the service unit (LimitMEMLOCK=infinity), or for a "
-        "container (--ulimit memlock=-1)"
-    )
 
 
 class MemoryRegion(MemorySlice):
@@ -219,7 +209,11 @@ async def _register(device: Device, held: BufferPin, access: Access) -> MemoryRe
         )
     except VerbsError as e:
         held.release()
-        raise VerbsError(e.verb, e.errno or 0, _memlock_hint(held.nbytes) if e.errno == 12 else f"{access!r}") from None
+        raise VerbsError(
+            e.verb,
+            e.errno or 0,
+            _pyverbs.memlock_hint(f"registering {held.nbytes} bytes") if e.errno == 12 else f"{access!r}",
+        ) from None
     region = Region(held.address, held.nbytes, registration.lkey, registration.rkey, int(access), device.pd, held)
     mr = MemoryRegion(device, region, registration, None)
     device.adopt(mr)
