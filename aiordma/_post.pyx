@@ -43,7 +43,13 @@ cdef class _Pinned:
     cdef int n
 
     cdef int add(self, object source) except -1:
-        PyObject_GetBuffer(source, &self.views[self.n], PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(source, &self.views[self.n], PyBUF_SIMPLE)
+        except (BufferError, ValueError) as e:
+            raise BufferAccessError(
+                f"the {type(source).__name__} isn't C-contiguous ({e}), and its bytes between would be sent too: copy it "
+                "(numpy.ascontiguousarray)"
+            ) from e
         self.n += 1
         return 0
 
