@@ -68,10 +68,16 @@ def _weak_call(method: Callable[[], object]) -> Callable[[], object]:
 
 
 class _Child(Protocol):
-    """What a Device owns. ``kind`` names it in the statistics; what has the smaller ``close_order`` is closed first."""
+    """What a Device owns. ``kind`` names it in the statistics; what has the smaller ``close_order`` is closed first.
+
+    ``teardown`` destroys the verbs object, any number of times, and keeps nothing else alive.
+    """
 
     kind: ClassVar[str]
     close_order: ClassVar[int]
+
+    @property
+    def teardown(self) -> Callable[[], object] | None: ...
 
     @property
     def closed(self) -> bool: ...
@@ -173,6 +179,8 @@ class Device:
         # Children that nobody else holds, because they were dropped without being closed.
         self._dropped: set[Any] = set()
         self._making: set[Pending[Any]] = set()
+        # Where garbage collection takes the device together with its children, it can't find them in the weak set.
+        self._teardowns: dict[int, tuple[int, Callable[[], object]]] = {}
         self._events: weakref.WeakSet[Events] = weakref.WeakSet()
         self._closing: Pending[None] | None = None
         self._closed = False
@@ -400,6 +408,8 @@ class Device:
     def adopt(self, child: _Child) -> None:
         """A new MR, QP or SRQ: closed with the device."""
         self._children.add(child)
+        if child.teardown is not None:
+            self._teardowns[id(child)] = (child.close_order, child.teardown)
         if self.closed:
             child.close()
 
@@ -407,6 +417,7 @@ class Device:
         """One of them is closed."""
         self._children.discard(child)
         self._dropped.discard(child)
+        self._teardowns.pop(id(child), None)
 
     def dispose(self, child: _Child) -> None:
         """One of them was dropped without being closed: closes it, on the loop where it still runs."""
@@ -503,12 +514,16 @@ class Device:
         """
         if self._closed:
             return
-        for group in self._in_closing_order():
-            for child in group:
+        # An order at a time: what no child stands for any more must be gone before what it depends on.
+        children = {group[0].close_order: group for group in self._in_closing_order()}
+        for order in sorted({*children, *(order for order, _ in self._teardowns.values())}):
+            ends = [child.close_now for child in children.get(order, ())]
+            for end in [*ends, *(end for o, end in list(self._teardowns.values()) if o == order)]:
                 try:
-                    child.close_now()
+                    end()
                 except Exception:
-                    _log.exception("closing %r", child)
+                    _log.exception("closing what is left of %r", self)
+        self._teardowns.clear()
         left = self._detach()
         self._destroy(left)
 

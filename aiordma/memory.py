@@ -121,6 +121,11 @@ class MemoryRegion(MemorySlice):
         return not self.region.open
 
     @property
+    def teardown(self) -> Callable[[], object] | None:
+        # One that wraps somebody else's MR is theirs to deregister.
+        return None if self._registration is None else partial(_control.dereg_mr, self._registration)
+
+    @property
     def handle(self) -> int:
         """The kernel's handle of the registration."""
         if self._registration is not None:

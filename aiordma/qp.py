@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
@@ -162,6 +163,11 @@ class VerbsQueuePair(QueuePairBase):
     def pyverbs(self) -> Any:
         """The pyverbs QP. Don't post on it or close it: that goes through this object."""
         return self._pyverbs
+
+    @property
+    def teardown(self) -> Callable[[], object]:
+        close: Callable[[], object] = self._pyverbs.close
+        return close
 
     @property
     def address(self) -> int:

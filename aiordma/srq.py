@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
@@ -57,6 +58,11 @@ class SharedReceiveQueue(Receiver):
     def pyverbs(self) -> Any:
         """The pyverbs SRQ. Don't post on it or close it: that goes through this object."""
         return self._pyverbs
+
+    @property
+    def teardown(self) -> Callable[[], object]:
+        close: Callable[[], object] = self._pyverbs.close
+        return close
 
     @property
     def address(self) -> int:
