@@ -314,6 +314,7 @@ static void *engine_main(void *unused)
 	pthread_setname_np(pthread_self(), "aiordma-emu");
 	/* The default of 50 us is coarser than the shortest RNR timers. */
 	prctl(PR_SET_TIMERSLACK, 1000ul, 0, 0, 0);
+	fault_guard_start();
 	pthread_mutex_lock(&emu.lock);
 	e.now = now_ns();
 	while (!__atomic_load_n(&e.stop, __ATOMIC_RELAXED)) {
@@ -334,6 +335,7 @@ static void *engine_main(void *unused)
 		}
 	}
 	pthread_mutex_unlock(&emu.lock);
+	fault_guard_stop();
 	return NULL;
 }
 

@@ -49,7 +49,8 @@ enum nic_step mmo_step(struct emu_qp *qp, struct nic_wqe *w, uint8_t *syndrome)
 	if (!mkey_translate(&read, be32toh(s.src.lkey), be64toh(s.src.addr) + qp->progress, n, &src) ||
 	    !mkey_translate(&write, be32toh(s.dst.lkey), be64toh(s.dst.addr) + qp->progress, n, &dst))
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
-	sgl_copy(&dst, &src, n);
+	if (fault_guard_copy(&dst, &src, n) != COPY_DONE)
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	qp->progress += n;
 	w->len = total;
 	return qp->progress < total ? STEP_MORE : STEP_DONE;

@@ -28,7 +28,7 @@ static inline void cpu_relax(void)
 #endif
 }
 
-/* ---------------------------------------------------------------- memory (mkey.c, copy.c) */
+/* ---------------------------------------------------------------- memory (mkey.c, copy.c, fault.c) */
 
 struct nic_piece {
 	uint8_t *p;
@@ -58,6 +58,12 @@ static inline bool sgl_add(struct nic_sgl *s, uint8_t *p, uint64_t len)
 
 /* Moves at most `len` bytes and returns how many there were. */
 uint64_t sgl_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
+
+/* The same, in the device thread, if the memory may be gone. */
+enum nic_copied { COPY_DONE, COPY_BAD_SOURCE, COPY_BAD_TARGET };
+enum nic_copied fault_guard_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
+void fault_guard_start(void);
+void fault_guard_stop(void);
 
 /* Who wants to use a key. A remote user comes in through a QP from the fabric, and may use what the key was given
  * remote rights for; a local one names it in a WQE as an lkey. */
@@ -215,6 +221,7 @@ enum nic_reply {
 	REPLY_NAK_INVALID,
 	REPLY_NAK_ACCESS,
 	REPLY_NAK_OPERATION,
+	REPLY_BAD_SOURCE, /* nothing the network says: the payload's memory, on the sender's side, is gone */
 };
 
 /* Where a path leads. port_num 0 means nowhere. */

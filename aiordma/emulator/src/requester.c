@@ -70,6 +70,8 @@ static enum nic_step after_reply(struct emu_qp *qp, enum nic_reply reply, uint8_
 		qp->stall = STALL_NONE;
 		return STEP_DONE;
 	}
+	if (reply == REPLY_BAD_SOURCE)
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	if (!reliable(qp))
 		return STEP_DONE; /* sent, which is all that is promised */
 	switch (reply) {
@@ -190,8 +192,14 @@ static enum nic_step step_read(struct emu_qp *qp, struct nic_wqe *w, struct nic_
 		return step;
 	if (!gather(qp, w, req->off, req->len, IBV_ACCESS_LOCAL_WRITE))
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
-	sgl_copy(&local, &remote, req->len);
-	return STEP_DONE;
+	switch (fault_guard_copy(&local, &remote, req->len)) {
+	case COPY_BAD_SOURCE:
+		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_OP_ERR);
+	case COPY_BAD_TARGET:
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
+	default:
+		return STEP_DONE;
+	}
 }
 
 static enum nic_step step_atomic(struct emu_qp *qp, struct nic_wqe *w, struct nic_route to, struct nic_req *req,
@@ -212,7 +220,8 @@ static enum nic_step step_atomic(struct emu_qp *qp, struct nic_wqe *w, struct ni
 	sgl_reset(&remote);
 	if (!sgl_add(&remote, (uint8_t *)&value, 8))
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
-	sgl_copy(&local, &remote, 8);
+	if (fault_guard_copy(&local, &remote, 8) != COPY_DONE)
+		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	return STEP_DONE;
 }
 

@@ -135,17 +135,24 @@ static enum nic_reply bad_buffer(struct emu_qp *qp, struct nic_recv *r)
 	return reliable(qp) ? REPLY_NAK_OPERATION : REPLY_NONE;
 }
 
-static bool scatter(struct emu_qp *qp, const struct nic_recv *r, uint64_t off, const struct nic_sgl *data, uint64_t len)
+static enum nic_reply scatter(struct emu_qp *qp, struct nic_recv *r, uint64_t off, const struct nic_sgl *data,
+			      uint64_t len)
 {
 	struct nic_access a = { qp->dev, r->pdn, qp->qpn, false, IBV_ACCESS_LOCAL_WRITE };
 
 	if (!len)
-		return true;
+		return REPLY_ACK;
 	sgl_reset(&remote);
 	if (!segs_translate(&a, r->seg, r->nseg, off, len, &remote))
-		return false;
-	sgl_copy(&remote, data, len);
-	return true;
+		return bad_buffer(qp, r);
+	switch (fault_guard_copy(&remote, data, len)) {
+	case COPY_BAD_SOURCE:
+		return REPLY_BAD_SOURCE;
+	case COPY_BAD_TARGET:
+		return bad_buffer(qp, r);
+	default:
+		return REPLY_ACK;
+	}
 }
 
 /* SEND with invalidate: IBTA 9.4.1.1.3. It takes a window of type 2 that this QP bound, or an mkey created for it
@@ -167,6 +174,7 @@ static enum nic_reply receive_send(struct emu_qp *qp, struct nic_req *req, struc
 {
 	struct nic_qp *n = nic(qp);
 	struct nic_recv *r = n->rx;
+	enum nic_reply done;
 
 	if (req->first) {
 		enum nic_reply got = take(qp, req);
@@ -179,10 +187,9 @@ static enum nic_reply receive_send(struct emu_qp *qp, struct nic_req *req, struc
 	} else if (!n->rx_busy) {
 		return REPLY_NONE; /* the rest of a message whose beginning was dropped */
 	}
-	if (!scatter(qp, r, req->off, data, req->len))
-		return bad_buffer(qp, r);
-	if (!req->last)
-		return REPLY_ACK;
+	done = scatter(qp, r, req->off, data, req->len);
+	if (done != REPLY_ACK || !req->last)
+		return done;
 	if (req->opcode == MLX5_OPCODE_SEND_INVAL && !invalidate(qp, req)) {
 		/* rxe, class J: the receive fails, the sender is not told. */
 		complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
@@ -238,7 +245,14 @@ static enum nic_reply receive_write(struct emu_qp *qp, struct nic_req *req, stru
 	}
 	if (!remote_slice(qp, req, IBV_ACCESS_REMOTE_WRITE, &remote))
 		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
-	sgl_copy(&remote, data, req->len);
+	switch (fault_guard_copy(&remote, data, req->len)) {
+	case COPY_BAD_SOURCE:
+		return REPLY_BAD_SOURCE;
+	case COPY_BAD_TARGET:
+		return refuse(qp, REPLY_NAK_OPERATION, IBV_EVENT_QP_FATAL);
+	default:
+		break;
+	}
 	if (notify)
 		complete_receive(qp, nic(qp)->rx, req, 0);
 	return REPLY_ACK;
@@ -255,6 +269,7 @@ static enum nic_reply receive_read(struct emu_qp *qp, struct nic_req *req, struc
 
 static enum nic_reply receive_atomic(struct emu_qp *qp, struct nic_req *req)
 {
+	static struct nic_sgl probe;
 	enum nic_reply got;
 	uint64_t *target;
 
@@ -269,6 +284,10 @@ static enum nic_reply receive_atomic(struct emu_qp *qp, struct nic_req *req)
 	if (remote.n != 1 || remote.v[0].len != 8 || ((uintptr_t)remote.v[0].p & 7))
 		return refuse_invalid(qp);
 	target = (uint64_t *)(void *)remote.v[0].p;
+	/* Is it there? */
+	sgl_reset(&probe);
+	if (!sgl_add(&probe, (uint8_t *)req->result, 8) || fault_guard_copy(&probe, &remote, 8) != COPY_DONE)
+		return refuse(qp, REPLY_NAK_OPERATION, IBV_EVENT_QP_FATAL);
 	if (req->opcode == MLX5_OPCODE_ATOMIC_FA) {
 		*req->result = __atomic_fetch_add(target, req->swap_add, __ATOMIC_SEQ_CST);
 	} else {
@@ -317,6 +336,7 @@ static enum nic_reply receive_datagram(struct emu_qp *qp, struct nic_req *req, s
 {
 	struct nic_recv *r = nic(qp)->rx;
 	static struct nic_sgl header;
+	enum nic_reply done;
 	uint8_t grh[40];
 
 	if (take(qp, req) != REPLY_ACK)
@@ -326,11 +346,14 @@ static enum nic_reply receive_datagram(struct emu_qp *qp, struct nic_req *req, s
 		return too_long(qp, r);
 	make_grh(grh, req);
 	sgl_reset(&header);
-	if (!sgl_add(&header, grh, sizeof(grh)) || !scatter(qp, r, 0, &header, sizeof(grh)) ||
-	    !scatter(qp, r, sizeof(grh), data, req->len))
-		return bad_buffer(qp, r);
-	complete_receive(qp, r, req, sizeof(grh));
-	return REPLY_ACK;
+	if (!sgl_add(&header, grh, sizeof(grh)))
+		return REPLY_NONE;
+	done = scatter(qp, r, 0, &header, sizeof(grh));
+	if (done == REPLY_ACK)
+		done = scatter(qp, r, sizeof(grh), data, req->len);
+	if (done == REPLY_ACK)
+		complete_receive(qp, r, req, sizeof(grh));
+	return done;
 }
 
 /* ---------------------------------------------------------------- in order */
@@ -375,15 +398,15 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	default:
 		reply = qp->type == IBV_QPT_UD ? receive_datagram(qp, req, data) : receive_send(qp, req, data);
 	}
-	if (connected && req->last && reply == REPLY_ACK)
+	if (connected && req->last && reply == REPLY_ACK) {
 		n->rx_psn = (n->rx_psn + req->packets) & 0xffffff;
+		n->rx_messages++;
+	}
 	return reply;
 }
 
 void responder_reset(struct emu_qp *qp)
 {
-		n->rx_messages++;
-	}
 	nic(qp)->rx_busy = false;
 	nic(qp)->rx->taken = false;
 }
