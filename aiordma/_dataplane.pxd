@@ -10,6 +10,7 @@ cdef class Completion(Waitable):
     cdef WorkQueue queue
     cdef object keepalive
     cdef object companion
+    cdef str target
     cdef object batch
     cdef uint64_t seq
     cdef uint8_t state

@@ -176,6 +176,10 @@ cdef class Completion(Waitable):
         self.state = DONE
         if self._status < 0:
             self._status = 0
+        if self.companion is not None:
+            if self._status > 0 and self.target is None:
+                self.target = repr(self.companion)
+            self.companion = None
         if self._status > 0 or self.error is not None:
             self.queue.n_failed += 1
             # Whoever waits now may be cancelled before it runs again, so only looking at the error disarms this.
@@ -185,7 +189,6 @@ cdef class Completion(Waitable):
                 alarm.error = self._error()
                 self.alarm = alarm
         self.keepalive = None
-        self.companion = None
         self.batch = None
         if self._status == 0 and self.error is None and self.asked in (
             v.IBV_WR_ATOMIC_CMP_AND_SWP, v.IBV_WR_ATOMIC_FETCH_AND_ADD
@@ -257,6 +260,8 @@ cdef class Completion(Waitable):
         if self.error is None and self._status > 0:
             local = f"local {self.local_addr:#x}+{self.local_len} lkey {self.local_key:#x}" if self.local_key else ""
             remote = f"remote {self.remote_addr:#x} rkey {self.remote_key:#x}" if self.remote_key else ""
+            if self.target is not None:
+                remote = f"{remote}, to {self.target}" if remote else f"to {self.target}"
             note = ""
             if self._status == v.IBV_WC_WR_FLUSH_ERR:
                 if self.queue.first_failure:

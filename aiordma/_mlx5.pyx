@@ -525,7 +525,7 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
     def _set_streams(self, bint streams):
         self.streams = streams
 
-    cdef Completion _post_to(self, DcAddress target, int opcode, object local, RemoteBuffer remote, object imm,
+    cpdef Completion _post_to(self, DcAddress target, int opcode, object local, RemoteBuffer remote, object imm,
                              object inline, unsigned int flags, uint32_t stream, object compare_add, object swap):
         cdef uint64_t buffer[PAYLOAD_WORDS]
         cdef DcPayload *p = <DcPayload *>buffer
