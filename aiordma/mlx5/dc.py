@@ -112,7 +112,8 @@ class DCTInfo:
             raise UsageError(f"not a DCTInfo: {type(e).__name__}: {e}") from e
 
 
-def _check_dc(device: Device) -> None:
+def check_dc(device: Device) -> None:
+    """:class:`UnsupportedError` where DC can't be had."""
     if device.mlx5 is None:
         raise UnsupportedError(device.name, "DC transport", "it isn't an mlx5 device, or DEVX isn't permitted")
 
@@ -135,7 +136,7 @@ def _init_attr(device: Device, config: QPConfig, cqs: tuple[Any, Any], srq: Shar
 
 
 class DCTarget:
-    """A DCT: what arrives for it, from any initiator that knows its :attr:`info`, uses the SRQ's receives and this PD's memory.
+    """A DCT: any initiator that knows its :attr:`info` reaches the SRQ's receives and this PD's memory through it.
 
     Made by :func:`create_dc_target`, ready. Close it before its SRQ.
     """
@@ -262,7 +263,7 @@ def create_dc_target(
     ``dc_key``: the 64-bit key that initiators must know; None: a random one. ``config``: its ``access`` says what
     initiators may do to this PD's memory; ``min_rnr_timer``, ``hop_limit`` and ``traffic_class`` are used too.
     """
-    _check_dc(device)
+    check_dc(device)
     if srq.device is not device:
         raise UsageError("the SRQ belongs to another device")
     key = secrets.randbits(64) if dc_key is None else dc_key
@@ -333,7 +334,7 @@ def _refused(device: Device, e: Exception, what: str) -> BaseException:
 
 
 class DcPeer(DcAddress):
-    """A DC target as an initiator's device reaches it; made by :meth:`DCInitiator.reach`. Close it when it's of no more use."""
+    """A DC target as an initiator's device reaches it; made by ``reach``. Close it when it's of no more use."""
 
     kind: ClassVar[str] = "dc_peers"
     close_order: ClassVar[int] = 2
@@ -590,7 +591,7 @@ def create_dc_initiator(
 
     Raises :class:`UnsupportedError`, naming the device, where it lacks DC, streams or memcpy.
     """
-    _check_dc(device)
+    check_dc(device)
     try:
         wanted = replace(config if config is not None else QPConfig(), **options)
     except TypeError as e:
