@@ -103,8 +103,8 @@ class _Slot:
 
 
 Policy = Callable[[Sequence[Lane], DcPeer], Lane | None]
-"""Chooses the lane of an operation: one that isn't ready makes it wait there (in order); None makes it wait in the pool. A policy whose targets' operations are to keep their order says so by an
-attribute ``ordered = True``."""
+"""Chooses the lane of an operation: one that isn't ready makes it wait there (in order); None makes it wait in the pool.
+A policy whose targets' operations are to keep their order says so by an attribute ``ordered = True``."""
 
 
 def least_loaded(lanes: Sequence[Lane], target: DcPeer) -> Lane | None:
