@@ -84,6 +84,10 @@ class Limits:
     devx: bool | None = None
     #: False: no memory keys that work requests change (UMR).
     umr: bool | None = None
+    #: Dynamically connected transport.
+    dc: bool | None = None
+    #: Extended reliable connections.
+    xrc: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

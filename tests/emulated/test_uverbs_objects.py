@@ -219,7 +219,7 @@ def test_queue_pairs_of_both_interfaces(qp_type: int) -> None:
             assert qp.qp_num
 
 
-@pytest.mark.parametrize("qp_type", [e.IBV_QPT_RAW_PACKET, e.IBV_QPT_XRC_SEND])
+@pytest.mark.parametrize("qp_type", [e.IBV_QPT_RAW_PACKET])
 def test_kinds_that_are_not_implemented_say_so(qp_type: int) -> None:
     with Context(name="mlx5_0") as context, PD(context) as pd, CQ(context, 10) as cq, refused(errno.EOPNOTSUPP):
         QP(pd, init_attr(cq, qp_type, max_recv_wr=0, max_recv_sge=0))

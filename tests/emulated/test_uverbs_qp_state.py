@@ -6,15 +6,38 @@ another form than in the emulator.
 
 import errno
 import itertools
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 from emulated.verbs import CQ, PD, QP, REMOTE, Context, full_attr, init_attr, modify
 from pyverbs import enums as e
-from pyverbs.qp import QPAttr
+from pyverbs.providers.mlx5 import mlx5_enums as dve
+from pyverbs.providers.mlx5.mlx5dv import (
+    Mlx5Context,
+    Mlx5DVContextAttr,
+    Mlx5DVDCInitAttr,
+    Mlx5DVQPInitAttr,
+    Mlx5QP,
+)
+from pyverbs.qp import QPAttr, QPCap, QPInitAttrEx
+from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
+from pyverbs.xrcd import XRCD, XRCDInitAttr
 
 RC, UC, UD = e.IBV_QPT_RC, e.IBV_QPT_UC, e.IBV_QPT_UD
-TYPES = {"RC": RC, "UC": UC, "UD": UD}
+XRC_SEND, XRC_RECV = e.IBV_QPT_XRC_SEND, e.IBV_QPT_XRC_RECV
+#: Not verbs' own numbers: both are IBV_QPT_DRIVER.
+DCI, DCT = 1001, 1002
+TYPES = {
+    "RC": RC,
+    "UC": UC,
+    "UD": UD,
+    "XRC_SEND": XRC_SEND,
+    "XRC_RECV": XRC_RECV,
+    "DCI": DCI,
+    "DCT": DCT,
+}
 RESET, INIT, RTR, RTS, SQD, SQE, ERR = range(7)
 STATES = {"RESET": RESET, "INIT": INIT, "RTR": RTR, "RTS": RTS, "SQD": SQD, "SQE": SQE, "ERR": ERR}
 
@@ -41,7 +64,9 @@ BITS = {
     "CAP": e.IBV_QP_CAP,
 }
 
-#: (from, to, type): (required, optional). RoCE has no alternate path, so ALT is optional nowhere here.
+#: (from, to, type): (required, optional). RoCE has no alternate path, so ALT is optional nowhere here. Attributes that
+#: the kernel passes over for one half of an XRC connection, having them in the other one, are optional.
+#: DCI: modify_dci_qp_is_ok(), DCT: mlx5_ib_modify_dct(), both in drivers/infiniband/hw/mlx5/qp.c.
 TABLE: dict[tuple[int, int, int], tuple[str, str]] = {
     (RESET, INIT, RC): ("PKEY PORT ACCESS", ""),
     (RESET, INIT, UC): ("PKEY PORT ACCESS", ""),
@@ -58,8 +83,27 @@ TABLE: dict[tuple[int, int, int], tuple[str, str]] = {
     (RTS, RTS, RC): ("", "CUR ACCESS RNR_TIMER MIG"),
     (RTS, RTS, UC): ("", "CUR ACCESS MIG"),
     (RTS, RTS, UD): ("", "CUR QKEY"),
+    (RESET, INIT, XRC_SEND): ("PKEY PORT ACCESS", ""),
+    (INIT, INIT, XRC_SEND): ("", "PKEY PORT ACCESS"),
+    (INIT, RTR, XRC_SEND): ("AV MTU DEST RQ_PSN", "ACCESS PKEY"),
+    (RTR, RTS, XRC_SEND): ("TIMEOUT RETRY RNR_RETRY SQ_PSN RD_INIT", "CUR ACCESS MIG"),
+    (RTS, RTS, XRC_SEND): ("", "CUR ACCESS MIG"),
+    (RESET, INIT, XRC_RECV): ("PKEY PORT ACCESS", ""),
+    (INIT, INIT, XRC_RECV): ("", "PKEY PORT ACCESS"),
+    (INIT, RTR, XRC_RECV): ("AV MTU DEST RQ_PSN RD_DEST RNR_TIMER", "ACCESS PKEY"),
+    (RTR, RTS, XRC_RECV): ("TIMEOUT SQ_PSN", "CUR ACCESS RNR_TIMER MIG"),
+    (RTS, RTS, XRC_RECV): ("", "CUR ACCESS RNR_TIMER MIG"),
+    (RESET, INIT, DCI): ("PKEY PORT", ""),
+    (INIT, INIT, DCI): ("", "PKEY PORT"),
+    (INIT, RTR, DCI): ("MTU", "AV PKEY"),
+    (RTR, RTS, DCI): ("TIMEOUT RETRY RNR_RETRY SQ_PSN RD_INIT", "RNR_TIMER"),
+    (RTS, RTS, DCI): ("", "RNR_TIMER"),
+    (RESET, INIT, DCT): ("PKEY PORT ACCESS", ""),
+    (INIT, RTR, DCT): ("AV MTU RNR_TIMER", ""),
 }
-for _state, _type in itertools.product(range(7), TYPES.values()):
+#: Passed over: modify_qp_mask() in drivers/infiniband/core/uverbs_cmd.c.
+IGNORED = {XRC_SEND: {"RD_DEST", "RNR_TIMER"}, XRC_RECV: {"RD_INIT", "RETRY", "RNR_RETRY"}}
+for _state, _type in itertools.product(range(7), set(TYPES.values()) - {DCT}):
     TABLE[_state, RESET, _type] = ("", "")
     if _state != RESET:
         TABLE[_state, ERR, _type] = ("", "")
@@ -69,10 +113,59 @@ def mask(names: str) -> int:
     return sum(BITS[name] for name in names.split())
 
 
+@dataclass
+class Bed:
+    """What queue pairs of every type are made on."""
+
+    context: Context
+    pd: PD
+    cq: CQ
+    srq: SRQ
+    xrcd: XRCD
+
+
 @pytest.fixture(scope="module")
-def bed(emulated_nic) -> Iterator[tuple[Context, PD, CQ]]:
-    with Context(name="mlx5_0") as context, PD(context) as pd, CQ(context, 64) as cq:
-        yield context, pd, cq
+def bed(emulated_nic) -> Iterator[Bed]:
+    with Mlx5Context(Mlx5DVContextAttr(), "mlx5_0") as context, PD(context) as pd, CQ(context, 64) as cq:
+        srq = SRQ(pd, SrqInitAttr(SrqAttr(max_wr=8, max_sge=1)))
+        no_file = XRCDInitAttr(e.IBV_XRCD_INIT_ATTR_FD | e.IBV_XRCD_INIT_ATTR_OFLAGS, os.O_CREAT, -1)
+        xrcd = XRCD(context, no_file)
+        yield Bed(context, pd, cq, srq, xrcd)
+        srq.close()
+        xrcd.close()
+
+
+def make(bed: Bed, qp_type: int) -> QP:
+    """A new queue pair of any of the types."""
+    cap = QPCap(max_send_wr=8, max_recv_wr=8)
+    if qp_type == XRC_RECV:
+        return QP(bed.context, QPInitAttrEx(qp_type=qp_type, comp_mask=e.IBV_QP_INIT_ATTR_XRCD, xrcd=bed.xrcd))
+    if qp_type == XRC_SEND:
+        cap = QPCap(max_send_wr=8, max_recv_wr=0, max_recv_sge=0)
+        mask = e.IBV_QP_INIT_ATTR_PD
+        return QP(bed.context, QPInitAttrEx(qp_type=qp_type, comp_mask=mask, pd=bed.pd, scq=bed.cq, cap=cap))
+    if qp_type in (DCI, DCT):
+        attr = QPInitAttrEx(
+            qp_type=e.IBV_QPT_DRIVER,
+            comp_mask=e.IBV_QP_INIT_ATTR_PD,
+            pd=bed.pd,
+            scq=bed.cq,
+            rcq=bed.cq,
+            srq=bed.srq if qp_type == DCT else None,
+            cap=cap,
+        )
+        kind = dve.MLX5DV_DCTYPE_DCT if qp_type == DCT else dve.MLX5DV_DCTYPE_DCI
+        dc = Mlx5DVDCInitAttr(dc_type=kind, dct_access_key=0x1234)
+        mask = dve.MLX5DV_QP_INIT_ATTR_MASK_DC
+        return Mlx5QP(bed.context, attr, Mlx5DVQPInitAttr(comp_mask=mask, dc_init_attr=dc))
+    return QP(bed.pd, init_attr(bed.cq, qp_type))
+
+
+def state_of(qp: QP, qp_type: int, otherwise: int) -> int:
+    """The state, where it can be asked for: a DCT's can only once it is ready to receive."""
+    if qp_type == DCT and otherwise != RTR:
+        return otherwise
+    return int(qp.query(e.IBV_QP_STATE)[0].qp_state)
 
 
 def change(context: Context, qp: QP, to: int | None, bits: int, current: int = RTS) -> int:
@@ -84,21 +177,24 @@ def change(context: Context, qp: QP, to: int | None, bits: int, current: int = R
     return modify(qp, attr, bits)
 
 
-def queue_pair(bed: tuple[Context, PD, CQ], qp_type: int, state: int) -> QP:
+def queue_pair(bed: Bed, qp_type: int, state: int) -> QP:
     """A queue pair, taken to a state on the shortest way."""
-    context, pd, cq = bed
-    qp = QP(pd, init_attr(cq, qp_type))
+    qp = make(bed, qp_type)
     way = {RESET: [], INIT: [INIT], RTR: [INIT, RTR], RTS: [INIT, RTR, RTS], ERR: [INIT, ERR]}[state]
     at = RESET
     for to in way:
-        assert change(context, qp, to, mask(TABLE[at, to, qp_type][0])) == 0
+        assert change(bed.context, qp, to, mask(TABLE[at, to, qp_type][0])) == 0
         at = to
-    assert qp.query(e.IBV_QP_STATE)[0].qp_state == state
+    assert state_of(qp, qp_type, state) == state
     return qp
 
 
 REACHABLE = [RESET, INIT, RTR, RTS, ERR]
-PAIRS = list(itertools.product(REACHABLE, range(7), TYPES))
+PAIRS = [
+    (at, to, kind)
+    for at, to, kind in itertools.product(REACHABLE, range(7), TYPES)
+    if kind != "DCT" or at in (RESET, INIT, RTR)
+]
 
 
 def name_of(value: object) -> str:
@@ -107,13 +203,14 @@ def name_of(value: object) -> str:
 
 
 @pytest.mark.parametrize(("at", "to", "kind"), PAIRS, ids=lambda v: name_of(v))
-def test_every_change_of_state_is_allowed_or_refused_as_the_kernel_does(bed, at: int, to: int, kind: str) -> None:
+def test_every_change_of_state_is_allowed_or_refused_as_the_kernel_does(bed: Bed, at: int, to: int, kind: str) -> None:
     qp_type = TYPES[kind]
     with queue_pair(bed, qp_type, at) as qp:
         required, _ = TABLE.get((at, to, qp_type), ("", ""))
         allowed = (at, to, qp_type) in TABLE
-        assert change(bed[0], qp, to, mask(required)) == (0 if allowed else errno.EINVAL)
-        assert qp.query(e.IBV_QP_STATE)[0].qp_state == (to if allowed else at)
+        assert change(bed.context, qp, to, mask(required)) == (0 if allowed else errno.EINVAL)
+        now = to if allowed else at
+        assert state_of(qp, qp_type, now) == now
 
 
 REQUIRED = [
@@ -126,11 +223,11 @@ REQUIRED = [
 
 
 @pytest.mark.parametrize(("at", "to", "kind", "missing"), REQUIRED, ids=lambda v: name_of(v))
-def test_a_required_attribute_may_not_be_missing(bed, at: int, to: int, kind: str, missing: str) -> None:
+def test_a_required_attribute_may_not_be_missing(bed: Bed, at: int, to: int, kind: str, missing: str) -> None:
     with queue_pair(bed, TYPES[kind], at) as qp:
         required = mask(TABLE[at, to, TYPES[kind]][0]) & ~BITS[missing]
-        assert change(bed[0], qp, to, required) == errno.EINVAL
-        assert qp.query(e.IBV_QP_STATE)[0].qp_state == at
+        assert change(bed.context, qp, to, required) == errno.EINVAL
+        assert state_of(qp, TYPES[kind], at) == at
 
 
 @pytest.mark.parametrize(
@@ -138,33 +235,34 @@ def test_a_required_attribute_may_not_be_missing(bed, at: int, to: int, kind: st
     [(at, to, kind) for (at, to, t) in TABLE for kind in TYPES if TYPES[kind] == t and at in REACHABLE],
     ids=lambda v: name_of(v),
 )
-def test_optional_attributes_are_allowed_and_no_others(bed, at: int, to: int, kind: str) -> None:
+def test_optional_attributes_are_allowed_and_no_others(bed: Bed, at: int, to: int, kind: str) -> None:
     required, optional = TABLE[at, to, TYPES[kind]]
     for name in BITS:
         if name in required.split():
             continue
         with queue_pair(bed, TYPES[kind], at) as qp:
-            got = change(bed[0], qp, to, mask(required) | BITS[name], current=at)
-            assert got == (0 if name in optional.split() else errno.EINVAL), name
+            got = change(bed.context, qp, to, mask(required) | BITS[name], current=at)
+            fine = name in optional.split() or name in IGNORED.get(TYPES[kind], ())
+            assert got == (0 if fine else errno.EINVAL), name
 
 
-def test_without_a_state_the_queue_pair_stays_and_attributes_are_as_for_that(bed) -> None:
+def test_without_a_state_the_queue_pair_stays_and_attributes_are_as_for_that(bed: Bed) -> None:
     with queue_pair(bed, RC, RTS) as qp:
-        assert change(bed[0], qp, None, e.IBV_QP_MIN_RNR_TIMER) == 0
-        assert change(bed[0], qp, None, e.IBV_QP_TIMEOUT) == errno.EINVAL
+        assert change(bed.context, qp, None, e.IBV_QP_MIN_RNR_TIMER) == 0
+        assert change(bed.context, qp, None, e.IBV_QP_TIMEOUT) == errno.EINVAL
         assert qp.query(e.IBV_QP_STATE)[0].qp_state == RTS
 
 
 @pytest.mark.parametrize("claimed", [RTR, SQD, SQE])
-def test_a_wrong_current_state_is_refused(bed, claimed: int) -> None:
+def test_a_wrong_current_state_is_refused(bed: Bed, claimed: int) -> None:
     with queue_pair(bed, UD, RTS) as qp:
-        assert change(bed[0], qp, RTS, e.IBV_QP_CUR_STATE, current=claimed) == errno.EINVAL
+        assert change(bed.context, qp, RTS, e.IBV_QP_CUR_STATE, current=claimed) == errno.EINVAL
 
 
-def test_a_state_that_does_not_exist_is_refused(bed) -> None:
+def test_a_state_that_does_not_exist_is_refused(bed: Bed) -> None:
     with queue_pair(bed, RC, RTS) as qp:
-        assert change(bed[0], qp, 7, 0) == errno.EINVAL
-        assert change(bed[0], qp, 255, 0) == errno.EINVAL
+        assert change(bed.context, qp, 7, 0) == errno.EINVAL
+        assert change(bed.context, qp, 255, 0) == errno.EINVAL
 
 
 # ------------------------------------------------------------------ values
@@ -179,9 +277,9 @@ def test_a_state_that_does_not_exist_is_refused(bed) -> None:
         ("pkey_index", 0xFFFF, errno.EINVAL),
     ],
 )
-def test_values_of_init(bed, name: str, value: int, code: int) -> None:
-    context, pd, cq = bed
-    with QP(pd, init_attr(cq)) as qp:
+def test_values_of_init(bed: Bed, name: str, value: int, code: int) -> None:
+    context = bed.context
+    with make(bed, RC) as qp:
         attr = full_attr(context)
         setattr(attr, name, value)
         attr.qp_state = INIT
@@ -201,8 +299,8 @@ def test_values_of_init(bed, name: str, value: int, code: int) -> None:
         ("rq_psn", 0xFFFFFF, 0),
     ],
 )
-def test_values_of_ready_to_receive(bed, name: str, value: int, code: int) -> None:
-    context, _, _ = bed
+def test_values_of_ready_to_receive(bed: Bed, name: str, value: int, code: int) -> None:
+    context = bed.context
     with queue_pair(bed, RC, INIT) as qp:
         attr = full_attr(context, dest_qpn=qp.qp_num)
         setattr(attr, name, value)
@@ -213,8 +311,8 @@ def test_values_of_ready_to_receive(bed, name: str, value: int, code: int) -> No
 
 
 @pytest.mark.parametrize(("value", "code"), [(0, 0), (16, 0), (17, errno.EINVAL)])
-def test_the_depth_of_reads_is_limited(bed, value: int, code: int) -> None:
-    context, _, _ = bed
+def test_the_depth_of_reads_is_limited(bed: Bed, value: int, code: int) -> None:
+    context = bed.context
     with queue_pair(bed, RC, RTR) as qp:
         attr = full_attr(context)
         attr.max_rd_atomic = value
@@ -223,8 +321,8 @@ def test_the_depth_of_reads_is_limited(bed, value: int, code: int) -> None:
 
 
 @pytest.mark.parametrize(("gid_index", "code"), [(0, 0), (3, 0), (4, errno.ENODATA), (16, errno.EINVAL)])
-def test_the_source_address_must_be_in_the_table(bed, gid_index: int, code: int) -> None:
-    context, _, _ = bed
+def test_the_source_address_must_be_in_the_table(bed: Bed, gid_index: int, code: int) -> None:
+    context = bed.context
     with queue_pair(bed, RC, INIT) as qp:
         attr = full_attr(context, dest_qpn=qp.qp_num)
         from pyverbs.addr import AHAttr, GlobalRoute
@@ -252,7 +350,7 @@ def test_the_path_must_leave_through_the_port_of_init() -> None:
 # ------------------------------------------------------------------ query
 
 
-def test_query_gives_back_what_modify_set(bed) -> None:
+def test_query_gives_back_what_modify_set(bed: Bed) -> None:
     with queue_pair(bed, RC, RTS) as qp:
         attr, init = qp.query(0xFFFFF)
         assert (attr.qp_state, attr.cur_qp_state) == (RTS, RTS)
@@ -267,21 +365,21 @@ def test_query_gives_back_what_modify_set(bed) -> None:
         assert init.cap.max_recv_wr == 8
 
 
-def test_reset_forgets_everything(bed) -> None:
+def test_reset_forgets_everything(bed: Bed) -> None:
     with queue_pair(bed, RC, RTS) as qp:
-        assert change(bed[0], qp, RESET, 0) == 0
+        assert change(bed.context, qp, RESET, 0) == 0
         attr: QPAttr = qp.query(0xFFFFF)[0]
         assert (attr.dest_qp_num, attr.rq_psn, attr.timeout, attr.path_mtu, attr.port_num) == (0, 0, 0, 0, 0)
-        assert change(bed[0], qp, INIT, mask("PKEY PORT ACCESS")) == 0
+        assert change(bed.context, qp, INIT, mask("PKEY PORT ACCESS")) == 0
 
 
-def test_a_queue_pair_can_go_round_again_and_again(bed) -> None:
+def test_a_queue_pair_can_go_round_again_and_again(bed: Bed) -> None:
     with queue_pair(bed, RC, RTS) as qp:
         for _ in range(20):
-            assert change(bed[0], qp, ERR, 0) == 0
-            assert change(bed[0], qp, RESET, 0) == 0
+            assert change(bed.context, qp, ERR, 0) == 0
+            assert change(bed.context, qp, RESET, 0) == 0
             for at, to in ((RESET, INIT), (INIT, RTR), (RTR, RTS)):
-                assert change(bed[0], qp, to, mask(TABLE[at, to, RC][0])) == 0
+                assert change(bed.context, qp, to, mask(TABLE[at, to, RC][0])) == 0
 
 
 def test_a_privileged_q_key_needs_the_capability(run_python) -> None:

@@ -181,7 +181,7 @@ static void fill_device(const struct emu_device *d, struct ib_uverbs_query_devic
 		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID |
 				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_CHANGE_PHY_PORT |
 				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
-				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
+				    IBV_DEVICE_MEM_MGT_EXTENSIONS | (l->xrc ? IBV_DEVICE_XRC : 0),
 		.max_sge = l->max_sge,
 		.max_sge_rd = l->max_sge_rd,
 		.max_cq = l->max_cq,
@@ -220,6 +220,8 @@ static int query_device_uhw(struct emu_cmd *c)
 {
 	struct mlx5_ib_query_device_resp r = { .flags = MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD };
 
+	if (c->ctx->dev->limits.dc)
+		r.dci_streams_caps = (struct mlx5_ib_dci_streams_caps){ EMU_LOG_DCI_STREAMS, EMU_LOG_DCI_STREAMS };
 	if (c->uhw_out.len && c->uhw_out.len < offsetof(struct mlx5_ib_query_device_resp, tso_caps))
 		return EINVAL;
 	r.response_length = (uint32_t)MIN(sizeof(r), c->uhw_out.len);

@@ -83,7 +83,7 @@ static int check_driver(const struct emu_qp *qp, const struct ib_uverbs_modify_q
 {
 	const struct emu_limits *l = &qp->dev->limits;
 
-	if (!emu_qp_modify_is_ok(cur, next, qp->type, m->attr_mask))
+	if (!emu_qp_modify_is_ok(qp, cur, next, m->attr_mask))
 		return EINVAL;
 	if (m->attr_mask & IBV_QP_PKEY_INDEX && m->pkey_index >= EMU_PORT_PKEYS)
 		return EINVAL;
@@ -112,6 +112,27 @@ static int check_provider_part(struct emu_cmd *c)
 	if (u.comp_mask || u.burst_info.max_burst_sz || u.burst_info.typical_pkt_sz || u.burst_info.reserved)
 		return EOPNOTSUPP;
 	return 0;
+}
+
+/* modify_qp_mask() in core/uverbs_cmd.c: the other half of an XRC connection has these. */
+static uint32_t ignored(const struct emu_qp *qp)
+{
+	switch (qp->type) {
+	case IBV_QPT_XRC_SEND:
+		return IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	case IBV_QPT_XRC_RECV:
+		return IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY;
+	default:
+		return 0;
+	}
+}
+
+/* A DCT's number comes with the change that makes it ready to receive, and there must be room for it. */
+static int check_dct_response(const struct emu_cmd *c, const struct emu_qp *qp, uint8_t next)
+{
+	const size_t min = offsetof(struct mlx5_ib_modify_qp_resp, dctn) + sizeof(uint32_t);
+
+	return qp->dct && next == IBV_QPS_RTR && c->uhw_out.len < min ? EINVAL : 0;
 }
 
 void emu_qp_forget_attributes(struct emu_qp *qp)
@@ -183,9 +204,12 @@ int emu_modify_qp(struct emu_cmd *c, struct ib_uverbs_ex_modify_qp *req)
 		err = check_provider_part(c);
 	if (err)
 		return err;
+	m->attr_mask &= ~ignored(qp);
 	cur = m->attr_mask & IBV_QP_CUR_STATE ? m->cur_qp_state : qp->state;
 	next = m->attr_mask & IBV_QP_STATE ? m->qp_state : cur;
 	err = check_driver(qp, m, cur, next);
+	if (!err)
+		err = check_dct_response(c, qp, next);
 	if (err)
 		return err;
 	old = qp->state;
@@ -195,6 +219,7 @@ int emu_modify_qp(struct emu_cmd *c, struct ib_uverbs_ex_modify_qp *req)
 		apply(qp, m, &path);
 	qp->state = next;
 	emu_qp_state_changed(qp, old);
+	resp.dctn = qp->dct ? emu_qp_visible_number(qp) : 0;
 	resp.response_length = (uint32_t)MIN(sizeof(resp), c->uhw_out.len);
 	return cmd_uhw_response(c, &resp, sizeof(resp));
 }

@@ -1,218 +1,23 @@
 /* SPDX-License-Identifier: MIT
- * Queue pairs: creation, query, destruction. For changes of state see cmd_modify_qp.c.
+ * Queue pairs: the commands. What they come to is in qp_create.c and cmd_modify_qp.c.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
 #include "control.h"
 
-#define SEND_BASIC_BLOCK_SHIFT 6 /* a send queue is counted in blocks of 64 bytes */
-#define UIDX_MASK 0xffffffu	  /* MLX5_USER_ASSIGNED_UIDX_MASK, mlx5/mlx5_ib.h */
-
-/* What both forms ask for. */
-struct qp_request {
-	uint64_t user_handle;
-	struct emu_pd *pd;
-	struct emu_cq *scq, *rcq;
-	struct emu_srq *srq;
-	uint32_t type, create_flags;
-	bool sig_all;
-	struct ib_uverbs_qp_cap cap;
-};
-
 /* ---------------------------------------------------------------- creation */
 
-static int check_type(uint32_t type)
+static int request_from_ex(struct emu_cmd *c, const struct ib_uverbs_ex_create_qp *req, struct emu_qp_request *r)
 {
-	switch (type) {
-	case IBV_QPT_RC:
-	case IBV_QPT_UC:
-	case IBV_QPT_UD:
-		return 0;
-	case IBV_QPT_RAW_PACKET:
-	case IBV_QPT_XRC_SEND:
-	case IBV_QPT_XRC_RECV:
-	case IBV_QPT_DRIVER:
-		emu_log(EMU_INFO, "queue pairs of type %u are not implemented", type);
-		return EOPNOTSUPP;
-	default:
-		return EINVAL;
-	}
-}
-
-/* create_qp() in core/uverbs_cmd.c knows these; of those the device has only the first, and no multicast that it would
- * have to keep from looping back. */
-static int check_create_flags(const struct qp_request *r)
-{
-	const uint32_t has = r->type == IBV_QPT_UD ? IBV_QP_CREATE_BLOCK_SELF_MCAST_LB : 0;
-	const uint32_t known = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | IBV_QP_CREATE_SCATTER_FCS |
-			       IBV_QP_CREATE_CVLAN_STRIPPING | IBV_QP_CREATE_SOURCE_QPN |
-			       IBV_QP_CREATE_PCI_WRITE_END_PADDING;
-
-	if (r->create_flags & ~known)
-		return EINVAL;
-	return r->create_flags & ~has ? EOPNOTSUPP : 0;
-}
-
-static int check_limits(const struct emu_device *d, const struct ib_uverbs_qp_cap *cap)
-{
-	const struct emu_limits *l = &d->limits;
-
-	if (cap->max_send_wr > l->max_qp_wr || cap->max_recv_wr > l->max_qp_wr)
-		return EINVAL;
-	/* A receive descriptor of 512 bytes holds two entries more than max_sge, which is the lesser of both queues'. */
-	if (cap->max_send_sge > l->max_sge || cap->max_recv_sge > l->max_sge + 2)
-		return EINVAL;
-	return cap->max_inline_data > l->max_inline ? EINVAL : 0;
-}
-
-/* process_vendor_flags() in mlx5/qp.c refuses what the device can't do. */
-static int check_provider_part(const struct mlx5_ib_create_qp *u)
-{
-	/* Scattering to the CQE is the device's choice and it never takes it; packet credits change nothing visible. */
-	const uint32_t known = MLX5_QP_FLAG_BFREG_INDEX | MLX5_QP_FLAG_UAR_PAGE_INDEX | MLX5_QP_FLAG_SCATTER_CQE |
-			       MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
-
-	if (u->flags & ~known) {
-		emu_log(EMU_INFO, "queue pair flags 0x%x are not implemented", u->flags & ~known);
-		return u->flags & ~(MLX5_QP_FLAG_DCI_STREAM * 2u - 1) ? EINVAL : EOPNOTSUPP;
-	}
-	if (u->uidx & ~UIDX_MASK)
-		return EINVAL;
-	if (u->db_addr & 7)
-		return EINVAL;
-	return 0;
-}
-
-/* set_rq_size() and set_user_buf_size() in mlx5/qp.c: the receive queue comes first in the buffer. */
-static int set_geometry(struct emu_qp *qp, const struct mlx5_ib_create_qp *u, uint64_t *bytes)
-{
-	uint32_t max_wr = qp->dev->limits.max_qp_wr;
-	bool has_rq = !qp->srq && qp->max_recv_wr;
-
-	if (has_rq) {
-		if (u->rq_wqe_shift < 4 || u->rq_wqe_shift > 9 || u->rq_wqe_count > max_wr)
-			return EINVAL;
-		if (u->rq_wqe_count & (u->rq_wqe_count - 1))
-			return EINVAL;
-		qp->rq_nwqe = u->rq_wqe_count;
-		qp->rq_shift = u->rq_wqe_shift;
-	}
-	if (u->sq_wqe_count & (u->sq_wqe_count - 1))
-		return EINVAL;
-	if (u->sq_wqe_count > max_wr)
-		return EINVAL;
-	qp->sq_nbb = u->sq_wqe_count;
-	qp->buf = (uint8_t *)(uintptr_t)u->buf_addr;
-	qp->rq = qp->buf;
-	qp->sq = qp->buf + ((size_t)qp->rq_nwqe << qp->rq_shift);
-	qp->db = (uint32_t *)(uintptr_t)u->db_addr;
-	*bytes = ((uint64_t)qp->rq_nwqe << qp->rq_shift) + ((uint64_t)qp->sq_nbb << SEND_BASIC_BLOCK_SHIFT);
-	return 0;
-}
-
-static int pin_queues(struct emu_qp *qp, uint64_t bytes)
-{
-	uint64_t db_pages;
-	int err = 0;
-
-	if (bytes)
-		err = umem_get((uintptr_t)qp->buf, bytes, true, &qp->pinned);
-	if (!err)
-		err = umem_get((uintptr_t)qp->db, 8, true, &db_pages);
-	if (!err)
-		umem_release(db_pages);
-	return err;
-}
-
-static void hold_parents(struct emu_qp *qp)
-{
-	qp->pd->o.usecnt++;
-	qp->scq->o.usecnt++;
-	qp->rcq->o.usecnt++;
-	if (qp->srq)
-		qp->srq->o.usecnt++;
-}
-
-static int read_provider_part(struct emu_cmd *c, struct mlx5_ib_create_qp *u)
-{
-	int err = cmd_uhw_request(c, u, offsetof(struct mlx5_ib_create_qp, uidx) + sizeof(u->uidx), sizeof(*u));
-
-	return err ? err : check_provider_part(u);
-}
-
-static int new_qp(struct emu_cmd *c, const struct qp_request *r, struct emu_qp **out)
-{
-	struct emu_device *d = c->ctx->dev;
-	struct mlx5_ib_create_qp_resp resp = { 0 };
-	struct mlx5_ib_create_qp u;
-	struct emu_qp *qp;
-	uint64_t bytes;
-	int err = check_type(r->type);
-
-	if (!err && (!r->pd || !r->scq || !r->rcq))
-		err = EINVAL;
-	if (!err)
-		err = check_create_flags(r);
-	if (!err)
-		err = check_limits(d, &r->cap);
-	if (!err)
-		err = read_provider_part(c, &u);
-	if (!err)
-		err = emu_limit(c->ctx, EMU_QP, d->limits.max_qp);
-	if (err)
-		return err;
-	qp = emu_object_alloc(c->ctx, EMU_QP, sizeof(*qp));
-	if (!qp)
-		return ENOMEM;
-	qp->dev = d;
-	qp->pd = r->pd;
-	qp->scq = r->scq;
-	qp->rcq = r->rcq;
-	qp->srq = r->srq;
-	qp->type = (uint8_t)r->type;
-	qp->state = IBV_QPS_RESET;
-	qp->uidx = u.uidx;
-	qp->uar_page = u.flags & MLX5_QP_FLAG_UAR_PAGE_INDEX ? u.bfreg_index : 0;
-	qp->sq_sig_all = r->sig_all;
-	qp->user_handle = r->user_handle;
-	qp->max_send_wr = r->cap.max_send_wr;
-	qp->max_recv_wr = r->cap.max_recv_wr;
-	qp->max_send_sge = r->cap.max_send_sge;
-	qp->max_recv_sge = r->cap.max_recv_sge;
-	qp->max_inline = r->cap.max_inline_data;
-	err = set_geometry(qp, &u, &bytes);
-	if (!err)
-		err = pin_queues(qp, bytes);
-	if (!err)
-		err = emu_qp_insert(d, qp);
-	if (err) {
-		umem_release(qp->pinned);
-		emu_object_free(&qp->o);
-		return err;
-	}
-	hold_parents(qp);
-	/* With pages by index the library takes the doorbell register from here. The first is the one that any number of
-	 * queue pairs may share without a lock, because it's used for plain 8-byte doorbells only. */
-	resp.bfreg_index = 0;
-	err = emu_object_publish(&qp->o);
-	if (!err)
-		err = cmd_uhw_response(c, &resp, sizeof(resp));
-	if (err)
-		emu_object_destroy(&qp->o);
-	else
-		*out = qp;
-	return err;
-}
-
-static int request_from_ex(struct emu_cmd *c, const struct ib_uverbs_ex_create_qp *req, struct qp_request *r)
-{
-	*r = (struct qp_request){
+	*r = (struct emu_qp_request){
 		.user_handle = req->user_handle,
 		.pd = emu_object_get(c->ctx, EMU_PD, req->pd_handle),
 		.scq = emu_object_get(c->ctx, EMU_CQ, req->send_cq_handle),
 		.rcq = emu_object_get(c->ctx, EMU_CQ, req->recv_cq_handle),
 		.srq = req->is_srq ? emu_object_get(c->ctx, EMU_SRQ, req->srq_handle) : NULL,
+		/* The handle's field does for both. */
+		.xrcd = req->qp_type == IBV_QPT_XRC_RECV ? emu_object_get(c->ctx, EMU_XRCD, req->pd_handle) : NULL,
 		.type = req->qp_type,
 		.create_flags = req->create_flags,
 		.sig_all = req->sq_sig_all,
@@ -226,16 +31,16 @@ static int request_from_ex(struct emu_cmd *c, const struct ib_uverbs_ex_create_q
 static int create_qp_respond(struct emu_cmd *c, const struct ib_uverbs_ex_create_qp *req, bool extended)
 {
 	struct ib_uverbs_ex_create_qp_resp resp = { 0 };
-	struct qp_request r;
+	struct emu_qp_request r;
 	struct emu_qp *qp;
 	int err = request_from_ex(c, req, &r);
 
 	if (!err)
-		err = new_qp(c, &r, &qp);
+		err = emu_qp_create(c, &r, &qp);
 	if (err)
 		return err;
 	resp.base.qp_handle = qp->o.handle;
-	resp.base.qpn = qp->qpn;
+	resp.base.qpn = emu_qp_visible_number(qp);
 	resp.base.max_send_wr = qp->max_send_wr;
 	resp.base.max_recv_wr = qp->max_recv_wr;
 	resp.base.max_send_sge = qp->max_send_sge;
@@ -283,28 +88,31 @@ static int create_qp_ex(struct emu_cmd *c)
 static int create_qp(struct emu_ioctl_call *call)
 {
 	uint64_t flags = attr_in_value(call, UVERBS_ATTR_CREATE_QP_FLAGS);
-	struct qp_request r = {
+	struct emu_qp_request r = {
 		.user_handle = attr_in_value(call, UVERBS_ATTR_CREATE_QP_USER_HANDLE),
 		.pd = attr_object(call, UVERBS_ATTR_CREATE_QP_PD_HANDLE),
 		.scq = attr_object(call, UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE),
 		.rcq = attr_object(call, UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE),
 		.srq = attr_object(call, UVERBS_ATTR_CREATE_QP_SRQ_HANDLE),
+		.xrcd = attr_object(call, UVERBS_ATTR_CREATE_QP_XRCD_HANDLE),
 		.type = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_QP_TYPE),
 		.create_flags = (uint32_t)flags & ~(uint32_t)IB_UVERBS_QP_CREATE_SQ_SIG_ALL,
 		.sig_all = flags & IB_UVERBS_QP_CREATE_SQ_SIG_ALL,
 	};
 	struct emu_qp *qp;
+	uint32_t qpn;
 	int err = attr_in(call, UVERBS_ATTR_CREATE_QP_CAP, &r.cap, sizeof(r.cap));
 
 	if (!err && flags >> 32)
 		err = EINVAL;
 	if (!err)
-		err = new_qp(&call->cmd, &r, &qp);
+		err = emu_qp_create(&call->cmd, &r, &qp);
 	if (err)
 		return err;
+	qpn = emu_qp_visible_number(qp);
 	err = attr_out(call, UVERBS_ATTR_CREATE_QP_RESP_CAP, &r.cap, sizeof(r.cap));
 	if (!err)
-		err = attr_out(call, UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &qp->qpn, sizeof(qp->qpn));
+		err = attr_out(call, UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &qpn, sizeof(qpn));
 	if (!err)
 		err = attr_out_id(call, UVERBS_ATTR_CREATE_QP_HANDLE, qp->o.handle);
 	if (err)
@@ -313,6 +121,15 @@ static int create_qp(struct emu_ioctl_call *call)
 }
 
 /* ---------------------------------------------------------------- query */
+
+/* mlx5_ib_dct_query_qp() */
+static bool can_query_dct(const struct emu_qp *qp, uint32_t mask)
+{
+	const uint32_t supported = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_AV | IBV_QP_PATH_MTU |
+				   IBV_QP_PKEY_INDEX;
+
+	return qp->state == IBV_QPS_RTR && !(mask & ~supported);
+}
 
 /* mlx5_ib_query_qp(): the send queue's capacity is the library's own knowledge and stays 0. */
 static int query_qp(struct emu_cmd *c)
@@ -325,7 +142,7 @@ static int query_qp(struct emu_cmd *c)
 	if (err)
 		return err;
 	qp = emu_object_get(c->ctx, EMU_QP, req.qp_handle);
-	if (!qp)
+	if (!qp || (qp->dct && !can_query_dct(qp, req.attr_mask)))
 		return EINVAL;
 	emu_path_to_dest(&qp->av, &r.dest);
 	r.max_recv_wr = qp->rq_nwqe;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Shared receive queues. XRC and tag matching ones come with later phases and are refused.
+ * Shared receive queues, also those of XRC. The device has no tag matching.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -9,6 +9,8 @@
 struct srq_request {
 	uint64_t user_handle;
 	struct emu_pd *pd;
+	struct emu_xrcd *xrcd;
+	struct emu_cq *cq;
 	uint32_t max_wr, max_sge, type; /* a limit is irrelevant at creation: ibv_create_srq(3) */
 };
 
@@ -27,6 +29,24 @@ static void set_geometry(struct emu_srq *srq, const struct srq_request *r)
 	srq->max_sge = r->max_sge;
 }
 
+static int check_kind(const struct emu_limits *l, const struct srq_request *r)
+{
+	if (!r->pd)
+		return EINVAL;
+	switch (r->type) {
+	case IB_UVERBS_SRQT_BASIC:
+		return 0;
+	case IB_UVERBS_SRQT_XRC:
+		if (!l->xrc)
+			return EOPNOTSUPP;
+		return r->xrcd && r->cq ? 0 : EINVAL;
+	case IB_UVERBS_SRQT_TM:
+		return EOPNOTSUPP;
+	default:
+		return EINVAL;
+	}
+}
+
 static int new_srq(struct emu_cmd *c, const struct srq_request *r, struct emu_srq **out)
 {
 	struct emu_device *d = c->ctx->dev;
@@ -36,10 +56,9 @@ static int new_srq(struct emu_cmd *c, const struct srq_request *r, struct emu_sr
 	uint64_t db_pages;
 	int err;
 
-	if (!r->pd)
-		return EINVAL;
-	if (r->type != IB_UVERBS_SRQT_BASIC)
-		return r->type > IB_UVERBS_SRQT_TM ? EINVAL : EOPNOTSUPP;
+	err = check_kind(&d->limits, r);
+	if (err)
+		return err;
 	if (r->max_wr > d->limits.max_srq_wr || r->max_sge > d->limits.max_srq_sge)
 		return EINVAL;
 	err = cmd_uhw_request(c, &u, offsetof(struct mlx5_ib_create_srq, uidx), sizeof(u));
@@ -56,6 +75,11 @@ static int new_srq(struct emu_cmd *c, const struct srq_request *r, struct emu_sr
 		return ENOMEM;
 	srq->dev = d;
 	srq->pd = r->pd;
+	srq->xrc = r->type == IB_UVERBS_SRQT_XRC;
+	if (srq->xrc) {
+		srq->xrcd = r->xrcd;
+		srq->cq = r->cq;
+	}
 	srq->uidx = u.uidx;
 	srq->user_handle = r->user_handle;
 	srq->buf = (uint8_t *)(uintptr_t)u.buf_addr;
@@ -74,6 +98,10 @@ static int new_srq(struct emu_cmd *c, const struct srq_request *r, struct emu_sr
 		return err;
 	}
 	r->pd->o.usecnt++;
+	if (srq->xrc) {
+		srq->xrcd->o.usecnt++;
+		srq->cq->o.usecnt++;
+	}
 	resp.srqn = srq->srqn;
 	err = emu_object_publish(&srq->o);
 	if (!err)
@@ -96,6 +124,7 @@ static int create_srq_respond(struct emu_cmd *c, const struct srq_request *r)
 	resp.srq_handle = srq->o.handle;
 	resp.max_wr = srq->max_wr;
 	resp.max_sge = srq->max_sge;
+	resp.srqn = srq->xrc ? srq->srqn : 0;
 	err = cmd_response(c, &resp, sizeof(resp));
 	if (err)
 		emu_object_destroy(&srq->o);
@@ -130,6 +159,8 @@ static int create_xsrq_write(struct emu_cmd *c)
 	r.max_wr = req.max_wr;
 	r.max_sge = req.max_sge;
 	r.type = req.srq_type;
+	r.xrcd = emu_object_get(c->ctx, EMU_XRCD, req.xrcd_handle);
+	r.cq = emu_object_get(c->ctx, EMU_CQ, req.cq_handle);
 	return create_srq_respond(c, &r);
 }
 
@@ -138,6 +169,8 @@ static int create_srq(struct emu_ioctl_call *call)
 	struct srq_request r = {
 		.user_handle = attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_USER_HANDLE),
 		.pd = attr_object(call, UVERBS_ATTR_CREATE_SRQ_PD_HANDLE),
+		.xrcd = attr_object(call, UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE),
+		.cq = attr_object(call, UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE),
 		.max_wr = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_MAX_WR),
 		.max_sge = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_MAX_SGE),
 		.type = (uint32_t)attr_in_value(call, UVERBS_ATTR_CREATE_SRQ_TYPE),

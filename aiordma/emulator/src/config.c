@@ -61,6 +61,8 @@ static const struct limit limits[] = {
 	LIMIT(max_wr_memcpy_length, 1u << 31, 1u << 31),
 	LIMIT(atomics, 1, 1),
 	LIMIT(devx, 1, 1), /* 0: no firmware commands from user space, and what libmlx5 learns by them is unknown to it */
+	LIMIT(dc, 1, 1),
+	LIMIT(xrc, 1, 1),
 	LIMIT(umr, 1, 1),  /* 0: no indirect keys that work requests change */
 };
 

@@ -24,6 +24,7 @@
 
 #define EMU_PORT_PKEYS 1 /* RoCE has the default partition only: mlx5/main.c, mlx5_query_port_roce() */
 
+#define EMU_LOG_DCI_STREAMS 16 /* a WQE names its stream in 16 bits */
 #define EMU_TIMESTAMP_MASK ((1ull << 63) - 1)
 
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
@@ -242,7 +243,7 @@ struct emu_methods {
 	uint32_t nioctl;
 };
 extern const struct emu_methods emu_device_methods, emu_pd_methods, emu_mr_methods, emu_ah_methods, emu_cq_methods,
-	emu_qp_methods, emu_srq_methods, emu_devx_methods, emu_uar_methods, emu_wq_methods;
+	emu_qp_methods, emu_srq_methods, emu_xrcd_methods, emu_devx_methods, emu_uar_methods, emu_wq_methods;
 extern const struct emu_methods *const emu_all_methods[];
 extern const uint32_t emu_all_methods_len;
 
@@ -262,8 +263,22 @@ int emu_path_check(struct emu_device *, const struct ib_uverbs_qp_dest *, struct
 void emu_path_from_ah(const struct ib_uverbs_ah_attr *, struct ib_uverbs_qp_dest *);
 void emu_path_to_dest(const struct emu_path *, struct ib_uverbs_qp_dest *);
 
+/* qp_create.c */
+struct emu_qp_request {
+	uint64_t user_handle;
+	struct emu_pd *pd;
+	struct emu_cq *scq, *rcq;
+	struct emu_srq *srq;
+	struct emu_xrcd *xrcd;
+	uint32_t type, create_flags;
+	bool sig_all;
+	struct ib_uverbs_qp_cap cap;
+};
+int emu_qp_create(struct emu_cmd *, const struct emu_qp_request *, struct emu_qp **);
+uint32_t emu_qp_visible_number(const struct emu_qp *); /* 0: a DCT before it is ready to receive */
+
 /* qp_state.c: the kernel's ib_modify_qp_is_ok(). */
-bool emu_qp_modify_is_ok(uint8_t cur, uint8_t next, uint8_t type, uint32_t mask);
+bool emu_qp_modify_is_ok(const struct emu_qp *, uint8_t cur, uint8_t next, uint32_t mask);
 /* and which of those transitions the mlx5 driver has a firmware command for. */
 bool emu_qp_hardware_can(uint8_t cur, uint8_t next);
 int emu_modify_qp(struct emu_cmd *, struct ib_uverbs_ex_modify_qp *);

@@ -69,6 +69,7 @@ struct emu_limits {
 	uint32_t max_wr_memcpy_length; /* bytes; 0: the device has no DMA memcpy */
 	bool atomics;
 	bool devx, umr;
+	bool dc, xrc; /* dynamically connected transport; extended reliable connections */
 };
 
 struct emu_device;
@@ -194,9 +195,18 @@ struct emu_srq {
 	uint64_t user_handle;
 	uint32_t async_events;
 	struct emu_cq *cq; /* XRC */
+	struct emu_xrcd *xrcd;
 	bool xrc;
 	bool failed; /* rq.c: its list of WQEs is broken, IBV_EVENT_SRQ_ERR was raised */
 	uint64_t pinned;
+};
+
+/* An XRC domain: the link between a target QP and the SRQs that its messages name. Shared by who opens the same file. */
+struct emu_xrcd {
+	struct emu_object o;
+	bool named; /* made with a file, which is known by its inode; else nobody can share it */
+	uint64_t dev, ino;
+	uint32_t xrcdn;
 };
 
 /* Attributes of the path, as modify_qp left them. */
@@ -215,6 +225,7 @@ struct emu_qp {
 	struct emu_pd *pd;
 	struct emu_cq *scq, *rcq;
 	struct emu_srq *srq;
+	struct emu_xrcd *xrcd; /* XRC_RECV, which has no pd and no CQs */
 	uint32_t qpn, uidx, uar_page;
 	uint8_t type;  /* enum ibv_qp_type */
 	uint8_t state; /* enum ibv_qp_state */
@@ -304,7 +315,8 @@ struct emu_device {
 	struct emu_srq **srqs;
 	struct emu_mkey **mkeys;
 	uint32_t qps_size, cqs_size, srqs_size, mkeys_size;
-	uint32_t next_qpn, next_cqn, next_srqn, next_mkey, next_pdn, next_uar, next_umem, next_rqn, next_rqtn;
+	uint32_t next_qpn, next_cqn, next_srqn, next_mkey, next_pdn, next_uar, next_umem, next_rqn, next_rqtn,
+		next_xrcdn;
 	uint32_t count[EMU_TYPES]; /* live objects, for limits and for leak checks; kept by objects.c, which counts an
 				    * object only once its emu_*_insert has succeeded */
 };

@@ -130,6 +130,8 @@ static void destroy_qp(struct emu_qp *qp)
 		qp->rcq->o.usecnt--;
 	if (qp->srq)
 		qp->srq->o.usecnt--;
+	if (qp->xrcd)
+		qp->xrcd->o.usecnt--;
 }
 
 static void destroy_srq(struct emu_srq *srq)
@@ -140,6 +142,8 @@ static void destroy_srq(struct emu_srq *srq)
 		srq->pd->o.usecnt--;
 	if (srq->cq)
 		srq->cq->o.usecnt--;
+	if (srq->xrcd)
+		srq->xrcd->o.usecnt--;
 }
 
 void emu_object_retire(struct emu_object *o)
