@@ -160,15 +160,42 @@ def qp_address(object qp, uintptr_t context) -> int:
 
 
 def srq_address(object srq, uintptr_t context, uintptr_t pd) -> int:
-    """Address of the ``struct ibv_srq`` in a pyverbs SRQ."""
+    """Address of the ``struct ibv_srq`` in a pyverbs SRQ. ``pd`` 0: of any of the context's PDs."""
     cdef _SafeReader reader = _SafeReader()
     cdef v.ibv_srq seen
+    cdef v.ibv_pd parent
     for word in _candidates(srq):
-        if not reader.read(word, &seen, sizeof(seen)):
+        if not reader.read(word, &seen, sizeof(seen)) or <uintptr_t>seen.context != context:
             continue
-        if <uintptr_t>seen.context == context and <uintptr_t>seen.pd == pd:
+        if <uintptr_t>seen.pd == pd:
             return word
+        if pd == 0 and reader.read(<uintptr_t>seen.pd, &parent, sizeof(parent)):
+            if <uintptr_t>parent.context == context:
+                return word
     raise _unknown("struct ibv_srq", srq)
+
+
+def wq_address(object wq, uintptr_t context) -> int:
+    """Address of the ``struct ibv_wq`` in a pyverbs WQ."""
+    cdef _SafeReader reader = _SafeReader()
+    cdef v.ibv_wq seen
+    cdef uint32_t number = wq.wqn
+    for word in _candidates(wq):
+        if reader.read(word, &seen, sizeof(seen)) and <uintptr_t>seen.context == context and seen.wq_num == number:
+            return word
+    raise _unknown("struct ibv_wq", wq)
+
+
+def ind_table_address(object table, uintptr_t context) -> int:
+    """Address of the ``struct ibv_rwq_ind_table`` in a pyverbs RwqIndTable, which shows nothing more to compare."""
+    cdef _SafeReader reader = _SafeReader()
+    cdef v.ibv_rwq_ind_table seen
+    for word in _candidates(table):
+        if not reader.read(word, &seen, sizeof(seen)) or <uintptr_t>seen.context != context:
+            continue
+        if seen.ind_tbl_handle >= 0 and seen.ind_tbl_num >= 0 and seen.comp_mask == 0:
+            return word
+    raise _unknown("struct ibv_rwq_ind_table", table)
 
 
 def holds(object obj, uintptr_t address) -> bool:

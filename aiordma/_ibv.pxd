@@ -37,6 +37,18 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         ibv_pd *pd
         uint32_t handle
 
+    struct ibv_wq:
+        ibv_context *context
+        ibv_pd *pd
+        uint32_t wq_num
+        uint32_t handle
+
+    struct ibv_rwq_ind_table:
+        ibv_context *context
+        int ind_tbl_handle
+        int ind_tbl_num
+        uint32_t comp_mask
+
     enum ibv_qp_state:
         IBV_QPS_RESET
         IBV_QPS_INIT

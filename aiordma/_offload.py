@@ -7,17 +7,18 @@ nothing of the event loop but ``call_soon_threadsafe``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from aiordma._backends import Backend
 from aiordma._waitable import Hooks, Signal, Waitable
 
-__all__ = ["Control", "Pending", "delay", "in_thread", "outcome", "until"]
+__all__ = ["Control", "Pending", "delay", "in_thread", "in_use", "outcome", "until", "unused", "using"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -50,6 +51,9 @@ class Control:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.hooks = Hooks(backend)
+        # Calls under way on verbs objects, by the object's address, and who waits for them to end: see using().
+        self.users: dict[int, int] = {}
+        self.waiting: dict[int, list[Signal]] = {}
 
 
 @types.coroutine
@@ -75,6 +79,36 @@ async def in_thread(control: Control, fn: Callable[P, T], *args: P.args, **kwarg
     _threads().submit(run)
     result: T = await until(signal)
     return result
+
+
+@contextlib.contextmanager
+def using(control: Control, *addresses: int) -> Iterator[None]:
+    """A call on the verbs objects at ``addresses`` is under way: :func:`unused` waits for it."""
+    for address in addresses:
+        control.users[address] = control.users.get(address, 0) + 1
+    try:
+        yield
+    finally:
+        for address in addresses:
+            control.users[address] -= 1
+            if not control.users[address]:
+                del control.users[address]
+                for signal in control.waiting.pop(address, ()):
+                    signal.finish(None)
+
+
+async def in_use(control: Control, address: int, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like :func:`in_thread`, for a call on the verbs object at ``address``."""
+    with using(control, address):
+        return await in_thread(control, fn, *args, **kwargs)
+
+
+async def unused(control: Control, address: int) -> None:
+    """Inside a control operation, before the verbs object at ``address`` is destroyed: no call on it is under way."""
+    while address in control.users:
+        signal = Signal(control.hooks)
+        control.waiting.setdefault(address, []).append(signal)
+        await until(signal)
 
 
 def _deliver(control: Control, call: Callable[[Any], None], argument: Any) -> None:

@@ -13,6 +13,7 @@ Everything derives from :class:`RdmaError`. The families under it:
 from __future__ import annotations
 
 import os
+from errno import EREMOTEIO
 from typing import ClassVar, NamedTuple
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "CompletionQueueError",
     "DeviceFatalError",
     "DeviceNotFoundError",
+    "DevxError",
     "ExchangeError",
     "FatalError",
     "ForkError",
@@ -164,6 +166,27 @@ class VerbsError(RdmaError, OSError):
 
     def __reduce__(self) -> tuple[type[VerbsError], tuple[str, int, str]]:
         return type(self), (self.verb, self.errno or 0, self.detail)
+
+
+class DevxError(VerbsError):
+    """The device's firmware refused a DEVX command (EREMOTEIO).
+
+    ``opcode`` and ``opcode_name``: the command; ``status`` and ``status_text``: the firmware's reason, one of the PRM's
+    status codes; ``syndrome``: its own number for the exact cause, which NVIDIA's support can look up.
+    """
+
+    def __init__(self, verb: str, opcode: int, opcode_name: str, status: int, status_text: str, syndrome: int) -> None:
+        self.opcode = opcode
+        self.opcode_name = opcode_name
+        self.status = status
+        self.status_text = status_text
+        self.syndrome = syndrome
+        detail = f"{opcode_name} (opcode {opcode:#x}) refused: status {status:#x} {status_text}; syndrome {syndrome:#x}"
+        super().__init__(verb, EREMOTEIO, detail)
+
+    def __reduce__(self) -> tuple[type[DevxError], tuple[str, int, str, int, str, int]]:  # type: ignore[override]
+        arguments = (self.verb, self.opcode, self.opcode_name, self.status, self.status_text, self.syndrome)
+        return type(self), arguments
 
 
 class DeviceFatalError(RdmaError, ConnectionError):

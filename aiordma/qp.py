@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import CompletionQueue, WorkQueue
-from aiordma._offload import Pending, delay, in_thread, until
+from aiordma._offload import Pending, delay, in_thread, until, unused
 from aiordma._post import Batch, QueuePairBase
 from aiordma._waitable import Signal
 from aiordma.access import Access, known_access
@@ -290,6 +290,7 @@ class VerbsQueuePair(QueuePairBase):
                     queue.drain(drained)
                     await until(drained)
                 timer.finish()
+        await unused(control, self._address)
         try:
             await in_thread(control, self._destroy)
         finally:

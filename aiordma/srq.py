@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue, WorkQueue
-from aiordma._offload import Pending, in_thread, until
+from aiordma._offload import Pending, in_thread, until, unused
 from aiordma._post import Receiver
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UsageError
@@ -152,6 +152,7 @@ class SharedReceiveQueue(Receiver):
             ended = Signal(control.hooks)
             qp.close().on_done(ended.finish)
             await until(ended)
+        await unused(control, self._address)
         try:
             await in_thread(control, self._destroy)
         finally:

@@ -5,6 +5,8 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
+#include <infiniband/mlx5dv.h>
+
 #include "devx.h"
 
 #define LOG_MSG_MAX 30 /* what mlx5/qp.c sets: log_max_msg */
@@ -183,8 +185,13 @@ static uint8_t query_dct(struct devx_call *c)
 
 /* ---------------------------------------------------------------- completion queues */
 
+/* An arm word that the device hasn't come to act upon yet counts: it does so with the next completion. */
 static uint8_t arm_state(const struct emu_cq *cq)
 {
+	uint32_t word = __atomic_load_n(&cq->db[1], __ATOMIC_ACQUIRE);
+
+	if (word != cq->last_arm)
+		return be32toh(word) & MLX5_CQ_DB_REQ_NOT_SOL ? CQC_ST_SOLICITED_ARMED : CQC_ST_ARMED;
 	return cq->armed == 2 ? CQC_ST_SOLICITED_ARMED : cq->armed ? CQC_ST_ARMED : CQC_ST_FIRED;
 }
 
