@@ -183,7 +183,6 @@ class Pending(Generic[T]):
 
     async def _wait(self) -> T:
         self._waiting += 1
-        self._abandoned = False
         try:
             value: T = await self._signal
         except BaseException:
@@ -205,10 +204,9 @@ class Pending(Generic[T]):
         self._entered = await self
         return self._entered
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         entered: Any = self._entered
-        closing: Pending[None] = entered.close()
-        await self._control.backend.shielded(closing)
+        await entered.__aexit__(*error)
 
 
 async def outcome(pending: Pending[T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._memory import BufferPin, MemorySlice, Region, RemoteBuffer
-from aiordma._offload import Pending, in_thread, until
+from aiordma._offload import Pending, delay, in_thread, until
 from aiordma._waitable import Signal
 from aiordma.access import Access, check_access
 from aiordma.errors import BufferAccessError, UnsupportedError, UsageError, VerbsError
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from aiordma.device import Device
 
 __all__ = ["MemoryRegion", "MemorySlice", "RemoteBuffer"]
+
+_log = logging.getLogger("aiordma")
+
+# After so long a log line tells what closing a region waits for.
+SLOW_CLOSE_SECONDS = 1.0
 
 
 def pin(buffer: object, access: Access) -> BufferPin:
@@ -151,7 +157,9 @@ class MemoryRegion(MemorySlice):
         """Deregisters it (ibv_dereg_mr(3)), off the loop, as soon as no work request uses it.
 
         Started by the call, awaited or not; a second call gives the same operation. New work requests are refused at
-        once.
+        once. A receive that no message comes for uses it until its QP or SRQ is closed: close those first. Leaving
+        ``async with`` by an error doesn't wait for work requests, and otherwise the wait can be cancelled; the closing
+        goes on.
         """
         if self._closing is None:
             self._device.control.hooks.verify()
@@ -180,8 +188,36 @@ class MemoryRegion(MemorySlice):
     async def __aenter__(self) -> MemoryRegion:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        control = self._device.control
+        closing = self.close()
+        if not self.region.inflight:
+            await control.backend.shielded(closing)
+        elif error is None:
+            await self._wait_for_requests(closing)
+        # Else it goes on by itself when they are over. A receive that no message comes for is over when its QP is closed,
+        # perhaps by an outer `async with`, which the error must get to.
+
+    async def _wait_for_requests(self, closing: Pending[None]) -> None:
+        """Waits for the end of work requests, which may never come; so this can be cancelled, and says what it does."""
+        timer = await delay(self._device.control, SLOW_CLOSE_SECONDS)
+        waiting = True
+
+        def late() -> None:
+            if waiting and not closing.done:
+                _log.warning(
+                    "closing %r waits for %d work requests that use it; is one a receive that no message comes for? Then "
+                    "close its QP first",
+                    self,
+                    self.region.inflight,
+                )
+
+        timer.on_finish(late)
+        try:
+            await closing
+        finally:
+            waiting = False
+            timer.finish()
 
     def __del__(self) -> None:
         if getattr(self, "_pid", None) != os.getpid() or not self.region.open or self._device.closed:

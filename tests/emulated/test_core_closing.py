@@ -217,6 +217,35 @@ async def test_tasks_waiting_for_a_peer_that_closes_get_an_error() -> None:
         assert await _outcome(op) in (aiordma.RetryExceededError, WrFlushError)
 
 
+async def test_an_error_is_not_held_up_by_a_receive_that_nobody_sends_to() -> None:
+    with anyio.fail_after(20), pytest.raises(ZeroDivisionError):
+        async with pair_on_emulated() as p, p.device.reg_mr(bytearray(64)) as mr:
+            receive = p.b.recv(mr)
+            raise ZeroDivisionError
+    assert await _outcome(receive) is WrFlushError
+    assert mr.closed
+
+
+async def test_waiting_for_a_region_in_use_can_be_cancelled_and_says_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiordma.memory.SLOW_CLOSE_SECONDS", 0.01)
+    async with pair_on_emulated() as p:
+        with anyio.move_on_after(0.1) as scope:
+            async with p.device.reg_mr(bytearray(64)) as mr:
+                p.b.recv(mr)
+        assert scope.cancelled_caught
+        assert mr.closed
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "1 work requests" in caplog.text
+        async with p.device.reg_mr(bytearray(64)) as mr:
+            # What does come to its end is waited for.
+            op = p.a.rdma_write(mr, p.remote)
+        assert op.done
+        caplog.clear()
+    assert caplog.text == ""
+
+
 # ---------------------------------------------------------------- cancellation
 
 
@@ -293,16 +322,31 @@ async def test_making_something_and_being_cancelled_at_any_moment_leaves_nothing
         await eventually(lambda: kinds(emulator.object_counts("mlx5_0")) == kinds(before))
 
 
-async def test_a_pending_object_can_be_awaited_again_after_a_cancelled_await() -> None:
+async def test_what_is_being_made_is_closed_when_its_only_await_is_cancelled_and_kept_when_another_goes_on() -> None:
     async with aiordma.open_device("emulated:mlx5_0") as device:
-        making = device.reg_mr(bytearray(100))
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await making
-        mr = await making
-        assert not mr.closed
-        assert await making is mr
-        await mr.close()
+        for delay in (0, 0, 0.0002, 0.001, 0.002):
+            making = device.reg_mr(bytearray(100))
+            with anyio.move_on_after(delay):
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    await making
+                await anyio.sleep(1)
+            mr = await making
+            assert mr.closed
+            await mr.close()
+            making, got = device.reg_mr(bytearray(100)), []
+
+            async def other(making: Any = making, got: list[Any] = got) -> None:
+                got.append(await making)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(other)
+                await anyio.lowlevel.checkpoint()
+                with anyio.move_on_after(delay):
+                    await making
+            assert not got[0].closed
+            await got[0].close()
+        assert device.statistics()["memory_regions"] == 0
 
 
 async def test_an_error_inside_async_with_comes_out_and_all_is_closed() -> None:
