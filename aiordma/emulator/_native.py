@@ -17,7 +17,24 @@ _VERSION = 1
 _ERROR_SIZE = 512
 
 #: enum emu_type of src/emu.h, in order.
-OBJECT_TYPES = ("none", "pd", "mr", "mw", "mkey", "ah", "channel", "cq", "qp", "srq", "xrcd", "uar", "devx", "umem", "wq", "rwq_ind_tbl")
+OBJECT_TYPES = (
+    "none",
+    "pd",
+    "mr",
+    "mw",
+    "mkey",
+    "ah",
+    "channel",
+    "cq",
+    "qp",
+    "srq",
+    "xrcd",
+    "uar",
+    "devx",
+    "umem",
+    "wq",
+    "rwq_ind_tbl",
+)
 
 
 class EmulatorError(RdmaError, RuntimeError):
