@@ -10,6 +10,7 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
+from libc.errno cimport EOPNOTSUPP
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
@@ -19,7 +20,15 @@ from aiordma._dataplane cimport Completion, CompletionQueue, WorkQueue
 from aiordma._memory cimport MemorySlice, Region, RemoteBuffer
 
 from aiordma._dataplane import REQUEST_RECV
-from aiordma.errors import AccessFlagsError, BufferAccessError, ClosedError, QPStateError, UsageError, VerbsError
+from aiordma.errors import (
+    AccessFlagsError,
+    BufferAccessError,
+    ClosedError,
+    QPStateError,
+    UnsupportedError,
+    UsageError,
+    VerbsError,
+)
 
 cdef enum:
     MAX_SGE = 32
@@ -120,6 +129,13 @@ cdef uint64_t _unsigned64(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
     return <uint64_t>(value & 0xFFFFFFFFFFFFFFFF)
 
 
+cdef int _lost(WorkQueue queue) except -1:
+    """Raises what ended a queue that nobody closed: the error of its CQ, or of the device."""
+    if queue.cq.error is not None:
+        raise queue.cq.error
+    return 0
+
+
 cdef class Receiver:
     """What receives are posted to."""
 
@@ -138,6 +154,7 @@ cdef class Receiver:
             raise UsageError("this QP takes its receives from an SRQ: post them there")
         queue.cq.hooks.check()
         if queue.closed:
+            _lost(queue)
             raise ClosedError("closed: no more receives can be posted")
         c = Completion.__new__(Completion)
         c.hooks = queue.cq.hooks
@@ -229,6 +246,7 @@ cdef class QueuePairBase(Receiver):
     cdef int _check_send(self) except -1:
         self._send.cq.hooks.check()
         if self._send.closed or self.qp == NULL:
+            _lost(self._send)
             raise ClosedError(f"QP {self._send.qp_num:#x} is closed")
         # RTS and SQD take sends; in SQE and ERR they are flushed, which is the answer that the caller should see
         # (InfiniBand Architecture Specification vol. 1, 10.3.1).
@@ -476,6 +494,8 @@ cdef class QueuePairBase(Receiver):
         except BaseException as e:
             c.internal = True
             c._fail(e)
+            if isinstance(e, VerbsError) and e.errno == EOPNOTSUPP:
+                raise UnsupportedError(self.device.name, "atomic operations") from e
             raise
         return c
 
