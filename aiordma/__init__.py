@@ -4,6 +4,7 @@ See :func:`open_device` for where to begin.
 """
 
 from aiordma import exchange
+from aiordma._offload import Pending
 from aiordma.access import Access
 from aiordma.completion import Completion, CompletionEngine
 from aiordma.device import Device, DeviceInfo, list_devices, open_device
@@ -13,6 +14,7 @@ from aiordma.events import AsyncEvent, Events, EventType
 from aiordma.gid import Gid, GidType
 from aiordma.info import QPInfo
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
+from aiordma.opcodes import WcOpcode
 from aiordma.qp import Batch, QPConfig, QueuePair
 from aiordma.srq import SharedReceiveQueue
 
@@ -32,11 +34,13 @@ __all__ = [
     "GidType",
     "MemoryRegion",
     "MemorySlice",
+    "Pending",
     "QPConfig",
     "QPInfo",
     "QueuePair",
     "RemoteBuffer",
     "SharedReceiveQueue",
+    "WcOpcode",
     "exchange",
     "list_devices",
     "open_device",

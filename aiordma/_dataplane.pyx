@@ -25,6 +25,7 @@ from aiordma.errors import (
     UnknownCompletionError,
     VerbsError,
     completion_error,
+    status_name,
 )
 
 cdef extern from *:
@@ -1062,7 +1063,7 @@ cdef class WorkQueue:
                 self.broken = True
                 if wc.status != v.IBV_WC_WR_FLUSH_ERR:
                     c = <Completion>self.entries[self.tail & self.mask]
-                    self.first_failure = f"{c._describe_request()} with status {<int>wc.status}"
+                    self.first_failure = f"{c._describe_request()} with {status_name(<int>wc.status)}"
             self.tail += 1
             self._retire(self.tail - 1, wc, wc.status)
         if self.deferred_head != NULL:

@@ -17,9 +17,9 @@ _VERSION = 1
 cdef tuple _bounds(object key, uint64_t length, str what):
     """(offset, size) of a slice; like a sequence's, but what lies outside is an error, not clipped."""
     if not isinstance(key, slice):
-        raise TypeError(f"{what} takes a slice of bytes, as in {what}[0:8]")
+        raise TypeError(f"this {what} takes a slice of bytes, as in [0:8], not {key!r}")
     if key.step is not None and key.step != 1:
-        raise UsageError(f"{what} can only be sliced with step 1")
+        raise UsageError(f"this {what} can only be sliced with step 1: for a strided layout see aiordma.mlx5's map_strided")
     start = 0 if key.start is None else index(key.start)
     stop = length if key.stop is None else index(key.stop)
     if start < 0:
@@ -27,7 +27,7 @@ cdef tuple _bounds(object key, uint64_t length, str what):
     if stop < 0:
         stop += length
     if not 0 <= start <= stop <= length:
-        raise UsageError(f"{what}[{key.start}:{key.stop}] is outside its {length} bytes")
+        raise UsageError(f"[{key.start}:{key.stop}] is outside the {length} bytes of this {what}")
     return start, stop - start
 
 
@@ -135,7 +135,7 @@ cdef class MemorySlice:
 
     def __getitem__(self, key) -> MemorySlice:
         cdef uint64_t offset, size
-        offset, size = _bounds(key, self.length, "slice")
+        offset, size = _bounds(key, self.length, "memory")
         cdef MemorySlice part = MemorySlice.__new__(MemorySlice)
         part.region = self.region
         part.owner = self if self.owner is None else self.owner
@@ -216,7 +216,7 @@ cdef class RemoteBuffer:
 
     def __getitem__(self, key) -> RemoteBuffer:
         cdef uint64_t offset, size
-        offset, size = _bounds(key, self.length, "remote")
+        offset, size = _bounds(key, self.length, "remote memory")
         cdef RemoteBuffer part = RemoteBuffer.__new__(RemoteBuffer)
         part.addr = self.addr + offset
         part.length = size

@@ -6,6 +6,7 @@ import atexit
 import ipaddress
 import logging
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ _QP_ERRORS = (EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR)
 EMULATED = "emulated"
 DEVICE_VARIABLE = "AIORDMA_DEVICE"
 DEFAULT_SPIN_US = 20.0
+
+_attaching = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,13 @@ def _choose_device(name: str | None) -> str:
             _emulator().attach()
         wanted = wanted.partition(":")[2] or None
     elif wanted is None and not _is_emulated() and not _kernel_devices():
-        _log.warning(
-            "no RDMA device on this machine: running on aiordma's emulated NIC (name a device, or set %s, to choose)",
-            DEVICE_VARIABLE,
-        )
-        _emulator().attach()
+        with _attaching:  # devices that are opened at the same time say it once
+            if not _is_emulated():
+                _log.warning(
+                    "no RDMA device on this machine: running on aiordma's emulated NIC (name a device, or set %s, to choose)",
+                    DEVICE_VARIABLE,
+                )
+                _emulator().attach()
     names = [info.name for info in list_devices()]
     if wanted is None:
         if not names:

@@ -290,7 +290,7 @@ class WrFlushError(CompletionError, ConnectionError):
     status = 5
     status_name = "IBV_WC_WR_FLUSH_ERR"
     meaning = (
-        "The QP went to the error state with this work request still queued: an earlier one failed, or the QP was "
+        "The QP was or went to the error state before this work request was done: an earlier one failed, or the QP was "
         "closed. Whether it took effect at the peer isn't known."
     )
 
@@ -449,6 +449,11 @@ class TagRendezvousIncompleteError(CompletionError):
 
 
 _BY_STATUS.update({cls.status: cls for cls in CompletionError.__subclasses__()})
+
+
+def status_name(status: int) -> str:
+    """The name of an enum ibv_wc_status, as in ``"IBV_WC_REM_ACCESS_ERR"``."""
+    return _BY_STATUS[status].status_name if status in _BY_STATUS else f"status {status}"
 
 
 def completion_error(

@@ -470,9 +470,24 @@ async def _nothing() -> None:
 def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> Pending[QueuePair]:
     """See :meth:`Device.create_qp`."""
     config.check()
+    check_limits(device, config)
     if srq is not None and srq.device is not device:
         raise UsageError("the SRQ belongs to another device")
     return Pending(device.control, make(device, config, srq, QueuePair, make_plain), dispose=True)
+
+
+def check_limits(device: Device, config: QPConfig) -> None:
+    """:class:`UsageError` that names the device's limit (ibv_query_device(3)), of which the kernel's EINVAL says nothing."""
+    attributes = device.attributes
+    for name, limit, what in (
+        ("max_send_wr", attributes.max_qp_wr, "max_qp_wr"),
+        ("max_recv_wr", attributes.max_qp_wr, "max_qp_wr"),
+        ("max_send_sge", attributes.max_sge, "max_sge"),
+        ("max_recv_sge", attributes.max_sge, "max_sge"),
+    ):
+        value = getattr(config, name)
+        if value > limit:
+            raise UsageError(f"{name}={value}, but {what} of {device.name} is {limit}")
 
 
 Made = TypeVar("Made", bound=VerbsQueuePair)

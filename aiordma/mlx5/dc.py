@@ -24,7 +24,7 @@ from aiordma._offload import Pending, in_thread
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.gid import GidType, match
 from aiordma.mlx5.qp import INIT_PD, INIT_SEND_OPS, MASK_DC, MASK_DCI_STREAMS, MASK_SEND_OPS, OPS_MEMCPY, VERBS_OPS_DCI
-from aiordma.qp import INIT, RTR, RTS, QPConfig, VerbsQueuePair, cap, make
+from aiordma.qp import INIT, RTR, RTS, QPConfig, VerbsQueuePair, cap, check_limits, make
 
 if TYPE_CHECKING:
     from aiordma._post import Source, Target
@@ -597,6 +597,7 @@ def create_dc_initiator(
     except TypeError as e:
         raise UsageError(f"create_dc_initiator: {e}; the options are the fields of QPConfig") from e
     wanted.check()
+    check_limits(device, wanted)
     if log_streams is not None:
         caps = device.mlx5.dci_streams_caps
         if not caps["max_log_num_concurent"]:

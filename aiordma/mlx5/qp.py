@@ -16,7 +16,7 @@ from aiordma.access import Access
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.mlx5.raw_wqe import Wqe
 from aiordma.mlx5.strided import map_strided
-from aiordma.qp import QP_TYPES, QPConfig, QueuePair, cap, make
+from aiordma.qp import QP_TYPES, QPConfig, QueuePair, cap, check_limits, make
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -240,6 +240,7 @@ def create_qp(
     except TypeError as e:
         raise UsageError(f"create_qp: {e}; the options are the fields of QPConfig and Mlx5Options") from e
     config.check()
+    check_limits(device, config)
     if config.qp_type != "RC":
         raise UsageError("mlx5 QPs are RC; for DC see DCInitiator and DCTarget")
     if srq is not None and srq.device is not device:
