@@ -443,7 +443,7 @@ cdef class QueuePairBase(Receiver):
         """
         return self._post_receive(local)
 
-    def rdma_write(self, local, RemoteBuffer remote not None, *, imm=None, bint signaled=True, bint fence=False,
+    def rdma_write(self, local, remote, *, imm=None, bint signaled=True, bint fence=False,
                    bint solicited=False, inline=None) -> Completion:
         """RDMA WRITE of ``local`` to ``remote``; with ``imm`` RDMA_WRITE_WITH_IMM, which uses a receive of the peer's.
 
@@ -451,28 +451,28 @@ cdef class QueuePairBase(Receiver):
         """
         return self._post(
             v.IBV_WR_RDMA_WRITE if imm is None else v.IBV_WR_RDMA_WRITE_WITH_IMM,
-            local, remote, imm, inline, _flags(signaled, fence, solicited),
+            local, _remote(remote), imm, inline, _flags(signaled, fence, solicited),
         )
 
-    def rdma_read(self, local, RemoteBuffer remote not None, *, bint signaled=True, bint fence=False) -> Completion:
+    def rdma_read(self, local, remote, *, bint signaled=True, bint fence=False) -> Completion:
         """RDMA READ of ``remote`` into ``local``; completes when the data is there."""
-        return self._post(v.IBV_WR_RDMA_READ, local, remote, None, None, _flags(signaled, fence, False))
+        return self._post(v.IBV_WR_RDMA_READ, local, _remote(remote), None, None, _flags(signaled, fence, False))
 
-    def atomic_fetch_add(self, local, RemoteBuffer remote not None, add, *, bint signaled=True,
+    def atomic_fetch_add(self, local, remote, add, *, bint signaled=True,
                          bint fence=False) -> Completion:
         """Adds ``add`` (64 bits, wraps) to the 8 bytes at ``remote``; ``completion.value`` is what was there before.
 
         ``local``: 8 bytes that receive the old value, in host byte order. ``remote``: its address a multiple of 8.
         """
-        return self._post_atomic(v.IBV_WR_ATOMIC_FETCH_AND_ADD, local, remote, add, 0, signaled, fence)
+        return self._post_atomic(v.IBV_WR_ATOMIC_FETCH_AND_ADD, local, _remote(remote), add, 0, signaled, fence)
 
-    def atomic_cmp_swp(self, local, RemoteBuffer remote not None, compare, swap, *, bint signaled=True,
+    def atomic_cmp_swp(self, local, remote, compare, swap, *, bint signaled=True,
                        bint fence=False) -> Completion:
         """Stores ``swap`` into the 8 bytes at ``remote`` if they equal ``compare``; ``completion.value`` is the old value.
 
         It took effect if ``completion.value == compare``. ``local`` and ``remote`` as in :meth:`atomic_fetch_add`.
         """
-        return self._post_atomic(v.IBV_WR_ATOMIC_CMP_AND_SWP, local, remote, compare, swap, signaled, fence)
+        return self._post_atomic(v.IBV_WR_ATOMIC_CMP_AND_SWP, local, _remote(remote), compare, swap, signaled, fence)
 
     def local_inv(self, rkey, *, bint signaled=True, bint fence=False) -> Completion:
         """LOCAL_INV: invalidates a memory window or mkey of this device by its ``rkey``."""
@@ -519,6 +519,15 @@ cdef class QueuePairBase(Receiver):
         for local, remote in pairs:
             batch.rdma_read(local, remote)
         return batch.post()
+
+
+cdef inline RemoteBuffer _remote(object remote):
+    """``remote``, or an error that says what to pass."""
+    if isinstance(remote, RemoteBuffer):
+        return <RemoteBuffer>remote
+    if isinstance(remote, MemorySlice):
+        raise BufferAccessError("remote is a RemoteBuffer: pass mr.remote(), as the peer that owns the memory gave it")
+    raise BufferAccessError(f"remote is a RemoteBuffer (from the peer's mr.remote()), not {type(remote).__name__}")
 
 
 cdef inline unsigned int _flags(bint signaled, bint fence, bint solicited):
@@ -603,17 +612,17 @@ cdef class Batch:
         self._add_request(v.IBV_WR_SEND if imm is None else v.IBV_WR_SEND_WITH_IMM, local, None, imm,
                           _flags(False, fence, solicited))
 
-    def rdma_write(self, local, RemoteBuffer remote not None, *, imm=None, bint fence=False,
+    def rdma_write(self, local, remote, *, imm=None, bint fence=False,
                    bint solicited=False) -> None:
         """Adds an RDMA WRITE."""
         _registered(local)
-        self._add_request(v.IBV_WR_RDMA_WRITE if imm is None else v.IBV_WR_RDMA_WRITE_WITH_IMM, local, remote, imm,
+        self._add_request(v.IBV_WR_RDMA_WRITE if imm is None else v.IBV_WR_RDMA_WRITE_WITH_IMM, local, _remote(remote), imm,
                           _flags(False, fence, solicited))
 
-    def rdma_read(self, local, RemoteBuffer remote not None, *, bint fence=False) -> None:
+    def rdma_read(self, local, remote, *, bint fence=False) -> None:
         """Adds an RDMA READ."""
         _registered(local)
-        self._add_request(v.IBV_WR_RDMA_READ, local, remote, None, _flags(False, fence, False))
+        self._add_request(v.IBV_WR_RDMA_READ, local, _remote(remote), None, _flags(False, fence, False))
 
     def post(self) -> Completion:
         """Posts the batch and returns its Completion; again: the same Completion."""
