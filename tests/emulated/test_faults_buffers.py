@@ -174,11 +174,12 @@ async def test_registered_memory_can_be_neither_unmapped_nor_resized() -> None:
 # ------------------------------------------------------------------ order of destruction
 
 _RANDOM_ORDER = """
-    import asyncio, gc, os, random, signal, sys, warnings
+    import asyncio, gc, logging, os, random, signal, sys, warnings
     import aiordma
     import aiordma.cli  # what else an application may have loaded
 
     warnings.simplefilter("ignore", ResourceWarning)  # nothing is closed, which is what this is about
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # not that a step was slow
 
     async def make():
         device = await aiordma.open_device("emulated", spin_us=0)
