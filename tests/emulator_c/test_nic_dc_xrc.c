@@ -133,6 +133,64 @@ static void dc_traffic(void)
 	close_all();
 }
 
+/* Long messages of several initiators to one target come mixed, and are told apart. */
+static void dc_many(void)
+{
+	enum { N = 4, LEN = 800000 };
+	struct tqp more[N];
+	struct sge s[N];
+	uint8_t *from, *to;
+	struct tmr src, dst;
+	struct wc wc;
+
+	dc_open(0, 0);
+	from = malloc(N * LEN);
+	to = malloc(N * LEN);
+	for (unsigned i = 0; i < N; i++)
+		memset(from + i * LEN, (int)i + 1, LEN);
+	mr_new(&src, &app[0], from, N * LEN, ALL_ACCESS);
+	mr_new(&dst, &app[1], to, N * LEN, ALL_ACCESS);
+	for (unsigned i = 0; i < N; i++) {
+		struct sge r = { to + i * LEN, LEN, dst.m.key };
+
+		srq_post(&srq, &r, 1);
+		qp_new(&more[i], &app[0], &scq, &scq, (struct qp_opts){ .type = IBV_QPT_DRIVER, .dci = true });
+		qp_to_rts(&more[i]);
+	}
+	for (unsigned round = 0; round < 3; round++) {
+		for (unsigned i = 0; i < N; i++) {
+			struct wr w = dc(MLX5_OPCODE_SEND_IMM, LEN, 0);
+
+			s[i] = (struct sge){ from + i * LEN, LEN, src.m.key };
+			w.sg = &s[i];
+			w.imm = i + 1;
+			qp_post(&more[i], &w);
+		}
+		for (unsigned i = 0; i < N; i++) {
+			const uint8_t *got;
+
+			cq_wait(&rcq, &wc);
+			CHECK_EQ(wc.bytes, LEN);
+			CHECK_EQ(sent(), 0);
+			got = to + wc.counter % N * LEN;
+			CHECK_EQ(got[0], wc.imm);
+			CHECK(!memcmp(got, got + 1, LEN - 1));
+		}
+		for (unsigned i = 0; i < N && round < 2; i++) {
+			struct sge r = { to + srq.head % N * LEN, LEN, dst.m.key };
+
+			srq_post(&srq, &r, 1);
+		}
+	}
+	for (unsigned i = 0; i < N; i++)
+		qp_free(&more[i]);
+	mr_free(&src);
+	mr_free(&dst);
+	free(from);
+	free(to);
+	close_all();
+}
+
 static void dc_streams(void)
 {
 	struct wr good, bad;
@@ -220,6 +278,7 @@ int main(void)
 {
 	world_open(2);
 	dc_traffic();
+	dc_many();
 	dc_streams();
 	xrc();
 	world_close();

@@ -216,8 +216,9 @@ static bool turn(void)
 	bool worked = scan_hot();
 	uint32_t scan = SCAN_BUSY + e.idle_turns / 8;
 
+	e.turns++;
 	/* The hot ones' doorbells need no reading, but others must get their turn too. */
-	if (!worked || ++e.turns % 4 == 0)
+	if (!worked || e.turns % 4 == 0)
 		worked |= doorbell_poll();
 
 	if (!list_empty(&e.ready)) {
@@ -228,6 +229,8 @@ static bool turn(void)
 		/* Work may go on for ever, and timers run out meanwhile. */
 		if (e.now >= e.next_deadline || e.now >= e.cq_timer)
 			run_timers();
+		if (e.turns % SELDOM == 0)
+			flush_channels();
 		e.idle_turns = 0;
 	} else if (++e.idle_turns % SELDOM == 0) {
 		worked = seldom();

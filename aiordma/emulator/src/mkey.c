@@ -127,6 +127,10 @@ static bool translate(const struct nic_access *a, uint32_t key, uint64_t addr, u
 	}
 	if (likely(m->direct))
 		return !sgl || sgl_add(sgl, (uint8_t *)(uintptr_t)(m->host + off), len);
+	/* What it names is looked up for the slice that moves, as in the whole of a long message there may be millions of
+	 * small pieces. */
+	if (!sgl)
+		return true;
 	if (depth >= MAX_DEPTH)
 		return false;
 

@@ -74,7 +74,8 @@ struct nic_access {
 	uint32_t rights; /* IBV_ACCESS_* */
 };
 
-/* Appends where [addr, addr + len) of the key is; false if any of it may not be used so. sgl NULL: only checks. */
+/* Appends where [addr, addr + len) of the key is; false if any of it may not be used so. sgl NULL: only checks the key
+ * itself, not those that an indirect one names. */
 bool mkey_translate(const struct nic_access *, uint32_t key, uint64_t addr, uint64_t len, struct nic_sgl *sgl);
 
 /* A data segment of a WQE. Inline data lies in the decoded WQE itself, at `addr`, and needs no key. */
@@ -148,6 +149,15 @@ struct nic_recv {
 	struct nic_seg seg[NIC_RECV_SEGS];
 };
 
+/* The receiving of one message. */
+struct nic_rx {
+	struct nic_rx *next;
+	union ibv_gid sgid; /* of a DCT's: whose message it is */
+	uint32_t src_qpn;
+	bool busy;
+	struct nic_recv recv;
+};
+
 bool rq_take(struct emu_qp *, struct emu_srq *, struct nic_recv *); /* false: none is posted */
 bool rq_pending(const struct emu_qp *);
 uint32_t rq_flush(struct emu_qp *, uint32_t budget); /* CQEs written */
@@ -163,9 +173,8 @@ struct nic_qp {
 	struct nic_wqe *wqe; /* the one at sq_ci, if decoded */
 	bool decoded;
 	uint8_t decode_error; /* syndrome it will fail with */
-	struct nic_recv *rx; /* for the message that is coming in */
-	uint64_t rx_len;     /* bytes of it that came */
-	bool rx_busy;
+	struct nic_rx *rx; /* for the message that is coming in; of a DCT a list, one for each sender that is sending */
+	bool comm_est;	   /* IBV_EVENT_COMM_EST was raised */
 	uint32_t tx_psn, rx_psn;
 	uint32_t tx_messages, rx_messages; /* 24 bits */
 	uint64_t *stream_errors; /* a DCI with streams: a bit for each that is in error */
@@ -236,6 +245,7 @@ struct nic_route fabric_route(const struct emu_device *from, const struct emu_pa
 enum nic_reply fabric_request(struct nic_route, struct nic_req *, struct nic_sgl *data, uint8_t *rnr_timer);
 enum nic_reply responder_receive(struct emu_qp *, struct nic_req *, struct nic_sgl *data);
 void responder_reset(struct emu_qp *);
+void responder_forget(struct emu_qp *); /* the QP goes: frees its nic_rx */
 
 /* ---------------------------------------------------------------- send queues (sq.c, requester.c, umr.c, mmo.c) */
 

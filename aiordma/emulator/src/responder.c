@@ -3,6 +3,7 @@
  *
  * Which fault is answered how follows the classes of responder errors in IBTA 9.9.3 as rxe's rxe_resp.c has them: on a
  * reliable connection it is told by a NAK and ends in ERR; an unreliable receiver drops the message in silence. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "nic.h"
@@ -65,16 +66,15 @@ static void complete(struct emu_qp *qp, const struct nic_recv *r, struct nic_cqe
 	cq_write_for(qp, cq, c);
 }
 
-static void complete_error(struct emu_qp *qp, struct nic_recv *r, uint8_t syndrome)
+static void complete_error(struct emu_qp *qp, struct nic_rx *rx, uint8_t syndrome)
 {
 	struct nic_cqe c = { .op = MLX5_CQE_RESP_ERR, .syndrome = syndrome };
 
-	r->taken = false;
-	nic(qp)->rx_busy = false;
-	complete(qp, r, &c);
+	rx->recv.taken = rx->busy = false;
+	complete(qp, &rx->recv, &c);
 }
 
-static void complete_receive(struct emu_qp *qp, struct nic_recv *r, const struct nic_req *req, uint32_t extra)
+static void complete_receive(struct emu_qp *qp, struct nic_rx *rx, const struct nic_req *req, uint32_t extra)
 {
 	struct nic_cqe c = {
 		.solicited = req->solicited,
@@ -99,57 +99,82 @@ static void complete_receive(struct emu_qp *qp, struct nic_recv *r, const struct
 	default:
 		c.op = MLX5_CQE_RESP_SEND;
 	}
-	r->taken = false;
-	nic(qp)->rx_busy = false;
-	complete(qp, r, &c);
+	rx->recv.taken = rx->busy = false;
+	complete(qp, &rx->recv, &c);
+}
+
+/* The messages of a connection come one after the other. Those of many senders to one DCT are mixed. */
+static struct nic_rx *rx_of(struct emu_qp *qp, const struct nic_req *req)
+{
+	struct nic_rx *rx = nic(qp)->rx, *unused = NULL;
+
+	if (!qp->dct)
+		return rx;
+	for (; rx; rx = rx->next) {
+		if (!rx->recv.taken)
+			unused = rx;
+		else if (rx->src_qpn == req->src_qpn && !memcmp(rx->sgid.raw, req->sgid->raw, sizeof(rx->sgid.raw)))
+			return rx;
+	}
+	rx = unused;
+	if (!rx) {
+		rx = calloc(1, sizeof(*rx));
+		if (!rx)
+			return NULL;
+		rx->next = nic(qp)->rx;
+		nic(qp)->rx = rx;
+	}
+	rx->src_qpn = req->src_qpn;
+	rx->sgid = *req->sgid;
+	return rx;
 }
 
 /* Takes a receive WQE for the message that begins. */
-static enum nic_reply take(struct emu_qp *qp, const struct nic_req *req)
+static enum nic_reply take(struct emu_qp *qp, struct nic_rx *rx, const struct nic_req *req)
 {
-	struct nic_recv *r = nic(qp)->rx;
-
-	/* One that an unreliable message which was never finished had taken serves the next: rxe, class D1. */
-	if (r->taken && !reliable(qp))
+	/* One that a message which was never finished had taken serves the next one: rxe, class D1; the initiator of a
+	 * DC connection that failed comes back. */
+	if (rx->recv.taken && (!reliable(qp) || qp->dct))
 		return REPLY_ACK;
-	if (!rq_take(qp, request_srq(qp, req), r))
+	if (!rq_take(qp, request_srq(qp, req), &rx->recv))
 		return reliable(qp) ? REPLY_RNR : REPLY_NONE;
-	r->taken = true;
+	rx->recv.taken = true;
 	return REPLY_ACK;
 }
 
-static enum nic_reply too_long(struct emu_qp *qp, struct nic_recv *r)
+static enum nic_reply too_long(struct emu_qp *qp, struct nic_rx *rx)
 {
-	complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR);
+	complete_error(qp, rx, MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR);
 	/* Its owner learns from the receive completion, so there is no event. */
 	if (!qp->dct)
 		qp_to_error(qp, 0);
 	return reliable(qp) ? REPLY_NAK_INVALID : REPLY_NONE;
 }
 
-static enum nic_reply bad_buffer(struct emu_qp *qp, struct nic_recv *r)
+static enum nic_reply bad_buffer(struct emu_qp *qp, struct nic_rx *rx)
 {
-	complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
+	complete_error(qp, rx, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	if (!qp->dct)
 		qp_to_error(qp, 0);
 	return reliable(qp) ? REPLY_NAK_OPERATION : REPLY_NONE;
 }
 
-static enum nic_reply scatter(struct emu_qp *qp, struct nic_recv *r, uint64_t off, const struct nic_sgl *data,
+static enum nic_reply scatter(struct emu_qp *qp, struct nic_rx *rx, uint64_t off, const struct nic_sgl *data,
 			      uint64_t len)
 {
+	const struct nic_recv *r = &rx->recv;
 	struct nic_access a = { qp->dev, r->pdn, qp->qpn, false, IBV_ACCESS_LOCAL_WRITE };
 
 	if (!len)
 		return REPLY_ACK;
 	sgl_reset(&remote);
 	if (!segs_translate(&a, r->seg, r->nseg, off, len, &remote))
-		return bad_buffer(qp, r);
+		return bad_buffer(qp, rx);
 	switch (fault_guard_copy(&remote, data, len)) {
 	case COPY_BAD_SOURCE:
 		return REPLY_BAD_SOURCE;
 	case COPY_BAD_TARGET:
-		return bad_buffer(qp, r);
+		return bad_buffer(qp, rx);
 	default:
 		return REPLY_ACK;
 	}
@@ -172,31 +197,32 @@ static bool invalidate(struct emu_qp *qp, const struct nic_req *req)
 
 static enum nic_reply receive_send(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
 {
-	struct nic_qp *n = nic(qp);
-	struct nic_recv *r = n->rx;
+	struct nic_rx *rx = rx_of(qp, req);
 	enum nic_reply done;
 
+	if (!rx)
+		return REPLY_NONE;
 	if (req->first) {
-		enum nic_reply got = take(qp, req);
-
-		if (got != REPLY_ACK)
-			return got;
-		n->rx_busy = true;
-		if (req->msg_len > r->capacity)
-			return too_long(qp, r);
-	} else if (!n->rx_busy) {
+		done = take(qp, rx, req);
+		if (done != REPLY_ACK)
+			return done;
+		rx->busy = true;
+		if (req->msg_len > rx->recv.capacity)
+			return too_long(qp, rx);
+	} else if (!rx->busy) {
 		return REPLY_NONE; /* the rest of a message whose beginning was dropped */
 	}
-	done = scatter(qp, r, req->off, data, req->len);
+	done = scatter(qp, rx, req->off, data, req->len);
 	if (done != REPLY_ACK || !req->last)
 		return done;
 	if (req->opcode == MLX5_OPCODE_SEND_INVAL && !invalidate(qp, req)) {
 		/* rxe, class J: the receive fails, the sender is not told. */
-		complete_error(qp, r, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
-		qp_to_error(qp, 0);
+		complete_error(qp, rx, MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR);
+		if (!qp->dct)
+			qp_to_error(qp, 0);
 		return REPLY_ACK;
 	}
-	complete_receive(qp, r, req, 0);
+	complete_receive(qp, rx, req, 0);
 	return REPLY_ACK;
 }
 
@@ -232,14 +258,14 @@ static bool remote_slice(struct emu_qp *qp, const struct nic_req *req, uint32_t 
 
 static enum nic_reply receive_write(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
 {
-	bool notify = req->opcode == MLX5_OPCODE_RDMA_WRITE_IMM && req->last;
+	struct nic_rx *notify = req->opcode == MLX5_OPCODE_RDMA_WRITE_IMM && req->last ? rx_of(qp, req) : NULL;
 	enum nic_reply got = check_rights(qp, req, IBV_ACCESS_REMOTE_WRITE);
 
 	if (got != REPLY_ACK)
 		return got;
 	/* The packet with the immediate data, the last, is the one that needs a receive. */
 	if (notify) {
-		got = take(qp, req);
+		got = take(qp, notify, req);
 		if (got != REPLY_ACK)
 			return got;
 	}
@@ -254,7 +280,7 @@ static enum nic_reply receive_write(struct emu_qp *qp, struct nic_req *req, stru
 		break;
 	}
 	if (notify)
-		complete_receive(qp, nic(qp)->rx, req, 0);
+		complete_receive(qp, notify, req, 0);
 	return REPLY_ACK;
 }
 
@@ -334,25 +360,25 @@ static void make_grh(uint8_t grh[40], const struct nic_req *req)
 
 static enum nic_reply receive_datagram(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
 {
-	struct nic_recv *r = nic(qp)->rx;
+	struct nic_rx *rx = nic(qp)->rx;
 	static struct nic_sgl header;
 	enum nic_reply done;
 	uint8_t grh[40];
 
-	if (take(qp, req) != REPLY_ACK)
+	if (take(qp, rx, req) != REPLY_ACK)
 		return REPLY_NONE;
 	/* Room for the header is always used, whether there is one or not: IBTA 11.4.1.2. */
-	if (req->msg_len + sizeof(grh) > r->capacity)
-		return too_long(qp, r);
+	if (req->msg_len + sizeof(grh) > rx->recv.capacity)
+		return too_long(qp, rx);
 	make_grh(grh, req);
 	sgl_reset(&header);
 	if (!sgl_add(&header, grh, sizeof(grh)))
 		return REPLY_NONE;
-	done = scatter(qp, r, 0, &header, sizeof(grh));
+	done = scatter(qp, rx, 0, &header, sizeof(grh));
 	if (done == REPLY_ACK)
-		done = scatter(qp, r, sizeof(grh), data, req->len);
+		done = scatter(qp, rx, sizeof(grh), data, req->len);
 	if (done == REPLY_ACK)
-		complete_receive(qp, r, req, sizeof(grh));
+		complete_receive(qp, rx, req, sizeof(grh));
 	return done;
 }
 
@@ -367,6 +393,14 @@ static bool mtu_differs(const struct emu_qp *qp, const struct nic_req *req)
 	return qp->mtu != req->src_mtu && smaller && req->msg_len > 128ull << smaller;
 }
 
+/* The peer is in RTS already: what the CM would have told comes with the first message, IBTA 11.6.3.1. */
+static void raise_established(struct emu_qp *qp)
+{
+	if (!nic(qp)->comm_est)
+		qp_async_event(qp, IBV_EVENT_COMM_EST);
+	nic(qp)->comm_est = true;
+}
+
 enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
 {
 	bool connected = qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_RECV;
@@ -379,7 +413,7 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 		return REPLY_NONE;
 	if (qp->type == IBV_QPT_XRC_RECV && !request_srq(qp, req))
 		return refuse_invalid(qp);
-	if (req->first && connected && n->rx_busy)
+	if (req->first && connected && n->rx->busy)
 		return REPLY_NONE;
 	if (req->first && qp->type != IBV_QPT_UD && mtu_differs(qp, req))
 		return refuse_invalid(qp);
@@ -398,6 +432,8 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	default:
 		reply = qp->type == IBV_QPT_UD ? receive_datagram(qp, req, data) : receive_send(qp, req, data);
 	}
+	if (reply == REPLY_ACK && qp->state == IBV_QPS_RTR && (qp->type == IBV_QPT_RC || qp->type == IBV_QPT_UC))
+		raise_established(qp);
 	if (connected && req->last && reply == REPLY_ACK) {
 		n->rx_psn = (n->rx_psn + req->packets) & 0xffffff;
 		n->rx_messages++;
@@ -407,6 +443,16 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 
 void responder_reset(struct emu_qp *qp)
 {
-	nic(qp)->rx_busy = false;
-	nic(qp)->rx->taken = false;
+	for (struct nic_rx *rx = nic(qp)->rx; rx; rx = rx->next)
+		rx->busy = rx->recv.taken = false;
+}
+
+void responder_forget(struct emu_qp *qp)
+{
+	while (nic(qp)->rx) {
+		struct nic_rx *rx = nic(qp)->rx;
+
+		nic(qp)->rx = rx->next;
+		free(rx);
+	}
 }

@@ -67,18 +67,17 @@ uint32_t rq_flush(struct emu_qp *qp, uint32_t budget)
 		.uidx = qp->uidx,
 		.qpn = qp->qpn,
 	};
-	struct nic_qp *n = nic(qp);
 	uint32_t done = 0;
 
-	if (n->rx_busy) {
-		/* The one whose message will never be whole. */
-		n->rx_busy = false;
-		if (n->rx && n->rx->taken) {
-			n->rx->taken = false;
-			c.counter = n->rx->counter;
-			cq_write(qp->rcq, &c);
-			done++;
-		}
+	/* First those whose message will never be whole. */
+	for (struct nic_rx *rx = nic(qp)->rx; rx; rx = rx->next) {
+		rx->busy = false;
+		if (!rx->recv.taken)
+			continue;
+		rx->recv.taken = false;
+		c.counter = rx->recv.counter;
+		cq_write(qp->rcq, &c);
+		done++;
 	}
 	while (done < budget && rq_pending(qp)) {
 		c.counter = qp->rq_ci++;

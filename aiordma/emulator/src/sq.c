@@ -25,7 +25,7 @@ void qp_async_event(struct emu_qp *qp, uint32_t event)
 /* IBTA 10.2.9.3 and man ibv_get_async_event: a QP on an SRQ that went to ERR takes no more of its WQEs. */
 static void raise_last_wqe(struct emu_qp *qp)
 {
-	if (!qp->srq || nic(qp)->last_wqe_raised)
+	if (!qp->srq || qp->dct || nic(qp)->last_wqe_raised)
 		return;
 	nic(qp)->last_wqe_raised = true;
 	qp_async_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -233,7 +233,7 @@ static void forget(struct emu_qp *qp)
 	struct nic_qp *n = qp->priv;
 
 	free(n->wqe);
-	free(n->rx);
+	responder_forget(qp);
 	free(n->stream_errors);
 	free(n);
 	qp->priv = NULL;
@@ -290,7 +290,7 @@ static void reset(struct emu_qp *qp)
 	qp->progress = 0;
 	qp->sq_draining = 0;
 	n->decoded = false;
-	n->last_wqe_raised = false;
+	n->last_wqe_raised = n->comm_est = false;
 	n->route_dev = NULL;
 	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
 	n->nstream_errors = 0;
