@@ -28,6 +28,14 @@ from aiordma.errors import (
     status_name,
 )
 
+cdef extern from "Python.h":
+    ctypedef PyObject *(*iternextfunc)(PyObject *)
+
+    ctypedef struct PyTypeObject:
+        iternextfunc tp_iternext
+
+    void PyErr_SetObject(object, object)
+
 cdef extern from *:
     """
     #include <stdint.h>
@@ -237,6 +245,7 @@ cdef class Completion(Waitable):
             self.hooks.check()
             self._prepare_wait()
             if not self.finished:
+                self.hooks.check_loop()
                 return self.hooks.wait(self)
         cq.immediate += 1
         if cq.immediate >= IMMEDIATE_LIMIT and aior_now_ns() - cq.last_turn_ns > TURN_NS:
@@ -405,6 +414,21 @@ cdef class _Now:
 
     def __next__(self):
         raise StopIteration(self.completion._result())
+
+
+cdef iternextfunc _now_next_slow = (<PyTypeObject *>_Now).tp_iternext
+
+
+cdef PyObject *_now_next(PyObject *self) noexcept:
+    """The same without what raising an exception from Python code costs: a frame and a traceback for each await."""
+    cdef Completion c = (<_Now>self).completion
+    if c._status == 0 and c.error is None:
+        PyErr_SetObject(StopIteration, c)
+        return NULL
+    return _now_next_slow(self)
+
+
+(<PyTypeObject *>_Now).tp_iternext = _now_next
 
 
 cdef class QueueTable:
@@ -594,6 +618,7 @@ cdef class CompletionQueue:
         if not self.tick_scheduled:
             self.hooks.call_soon(self.tick_callback)
             self.tick_scheduled = True
+            self.hooks.verified = True
             self.immediate = 0
             self.last_turn_ns = aior_now_ns()
         return 0
@@ -603,6 +628,7 @@ cdef class CompletionQueue:
     def tick(self) -> None:
         """Once a loop turn in which something was posted: whatever nobody awaits makes progress too."""
         self.tick_scheduled = False
+        self.hooks.verified = False
         self.immediate = 0
         self.last_turn_ns = aior_now_ns()
         self._progress()

@@ -12,7 +12,9 @@ cdef class Hooks:
     cdef object yield_once
     cdef unsigned long thread
     cdef unsigned long generation
+    cdef bint verified
     cdef int check(self) except -1
+    cdef int check_loop(self) except -1
 
 
 cdef class Waitable:

@@ -43,6 +43,11 @@ cdef class Hooks:
                 "used from another thread than the one its device was opened in: open a device in each thread, or hand "
                 "the call over with loop.call_soon_threadsafe() or trio.from_thread.run_sync()"
             )
+        # Asking which loop runs costs a system call on some versions of Python, so it's asked once a turn: something
+        # that is scheduled for the next turn takes the mark away again.
+        return 0 if self.verified else self.check_loop()
+
+    cdef int check_loop(self) except -1:
         cdef object running = self.running_loop()
         if running is self.loop:
             return 0
@@ -59,8 +64,9 @@ cdef class Hooks:
         return 0
 
     def verify(self) -> None:
-        """check(), for Python callers."""
+        """check(), for Python callers, with the loop always asked."""
         self.check()
+        self.check_loop()
 
 
 cdef class Callback:
@@ -172,6 +178,7 @@ cdef class Waitable:
             ready = _Ready.__new__(_Ready)
             ready.waitable = self
             return ready
+        self.hooks.check_loop()
         return self.hooks.wait(self)
 
 

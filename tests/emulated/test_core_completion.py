@@ -399,7 +399,7 @@ async def test_what_follows_a_failure_is_flushed_and_names_what_failed_first() -
         with pytest.raises(RemoteAccessError):
             await failing
         for op in ops:
-            with pytest.raises(WrFlushError, match="RDMA_WRITE with status 10"):
+            with pytest.raises(WrFlushError, match="RDMA_WRITE with IBV_WC_REM_ACCESS_ERR"):
                 await op
         with pytest.raises(WrFlushError):
             await p.a.rdma_write(p.local[:8], p.remote)
