@@ -74,10 +74,8 @@ static int prepare(struct emu_ioctl_call *call, struct devx_call *c, uint16_t in
 	uint8_t *in;
 
 	*c = (struct devx_call){ .ctx = call->cmd.ctx, .inlen = a->len, .outlen = outlen };
-	if (a->len > DEVX_MAX || outlen > DEVX_MAX)
-		return EINVAL; /* the command interface's own limit is greater than any command: MLX5_MAX_COMMANDS */
 	in = malloc(a->len);
-	c->out = calloc(1, DEVX_MAX);
+	c->out = calloc(1, MAX(outlen, DEVX_OUT));
 	c->in = in;
 	if (!in || !c->out)
 		return ENOMEM;

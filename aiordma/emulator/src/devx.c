@@ -57,7 +57,7 @@ uint8_t devx_execute(struct devx_call *c)
 	status = check_and_run(c);
 	if (status) {
 		/* A refusal has nothing but its reason in the output. */
-		memset(c->out + 8, 0, DEVX_MAX - 8);
+		memset(c->out + 8, 0, MAX(c->outlen, DEVX_OUT) - 8);
 	}
 	prm_set(c->out, CMD_STATUS, status);
 	emu_log(EMU_DEBUG, "%s: firmware %s: status 0x%x", c->ctx->dev->name, c->command ? c->command->name : "command",

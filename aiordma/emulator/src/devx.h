@@ -13,12 +13,12 @@
 
 #define DEVX_FIRST_EQN 8 /* the number of completion vector 0's event queue */
 #define DEVX_MAX_KLM (1u << 16) /* entries of an indirect key */
-#define DEVX_MAX 0x4000 /* bytes of input or output: more than any command that is known here has */
+#define DEVX_OUT 4096   /* room for an output whatever the caller asked for, see struct devx_call */
 
 struct devx_command;
 
-/* A command on its way through the firmware. `out` is zeroed and at least `outlen` and DEVX_MAX bytes long, so that
- * commands write what they have; the caller gets as much as it asked for. */
+/* A command on its way through the firmware. `out` is zeroed and at least `outlen` and DEVX_OUT bytes long, so that
+ * commands may write what they have; the caller gets as much as it asked for. */
 struct devx_call {
 	struct emu_ucontext *ctx;
 	const struct devx_command *command;

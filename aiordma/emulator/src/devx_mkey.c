@@ -151,7 +151,7 @@ static uint8_t query_mkey(struct devx_call *c)
 
 static const struct devx_command commands[] = {
 	{ OP_CREATE_MKEY, DEVX_CREATE, 272, CMD_HEADER, 0, create_mkey, "CREATE_MKEY" },
-	{ OP_QUERY_MKEY, DEVX_QUERY, CMD_HEADER, QUERY_MKEY_OUT_MKC_AT + 64, OP_CREATE_MKEY, query_mkey, "QUERY_MKEY" },
+	{ OP_QUERY_MKEY, DEVX_QUERY, CMD_HEADER, 304, OP_CREATE_MKEY, query_mkey, "QUERY_MKEY" },
 };
 
 const struct devx_commands devx_mkey_commands = { commands, ARRAY_LEN(commands) };

@@ -374,7 +374,7 @@ class CreateMkeyIn(Command, size=272, code=Opcode.CREATE_MKEY, out=CreateMkeyOut
     mkey_umem_offset = Field(0x340, 64)
 
 
-class QueryMkeyOut(Output, size=80):
+class QueryMkeyOut(Output, size=304):
     """A memory key's context."""
 
     memory_key_mkey_entry = Nested(0x80, Mkc)
