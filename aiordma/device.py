@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import ipaddress
 import logging
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -56,6 +58,10 @@ class DeviceInfo:
 
 Made = TypeVar("Made")
 _SRQ = srq.SharedReceiveQueue
+
+
+def _nothing() -> None:
+    pass
 
 
 def _weak_call(method: Callable[[], object]) -> Callable[[], object]:
@@ -191,6 +197,7 @@ class Device:
         self._closed = False
         self._lost = False
         self._pid = os.getpid()
+        self._thread = threading.get_ident()
         self._async_fd = _control.async_fd(self.context_address)
         os.set_blocking(self._async_fd, False)
         self.engine = CompletionEngine(control, self._context, self.context_address, facts["max_cqe"], facts["spin_us"])
@@ -547,6 +554,16 @@ class Device:
         finally:
             self._close_forgotten()
 
+    def _in_use_elsewhere(self) -> bool:
+        """Whether its loop may be running in another thread."""
+        if self._thread == threading.get_ident() or self._thread not in sys._current_frames():
+            return False
+        try:
+            self.control.backend.call_soon_threadsafe(_nothing)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
     def _close_forgotten(self) -> None:
         try:
             self.control.hooks.verify()
@@ -585,6 +602,12 @@ def open_device(
 
 async def _open(control: Control, name: str | None, port: int, gid_index: int | None, spin_us: float) -> Device:
     check_spin(spin_us)
+    if name is not None and not isinstance(name, str):
+        raise UsageError(f"open_device: name is text, not {name!r}")
+    if not isinstance(port, int):
+        raise UsageError(f"open_device: port is a number from 1, not {port!r}")
+    if gid_index is not None and not isinstance(gid_index, int):
+        raise UsageError(f"open_device: gid_index is a number, not {gid_index!r}")
     chosen, facts = await in_thread(control, _open_verbs, name, port, gid_index)
     return Device(control, chosen, {**facts, "spin_us": spin_us})
 
@@ -678,16 +701,25 @@ def _query_gids(context: Any, port: int, entries: int) -> list[Gid]:
 _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 # What a fork child must never let go of: closing a verbs object there would close the parent's.
 _parents_objects: list[object] = []
+# Not even when the child's interpreter ends and clears this module.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_parents_objects))
 
 
 def _at_exit() -> None:
+    errors: list[Exception] = []
     for device in list(_open_devices):
-        if device._pid == os.getpid() and not device._closed:
-            try:
-                if device._closing is None:
-                    warnings.warn(f"unclosed {device!r} at exit", ResourceWarning, stacklevel=1, source=device)
-            finally:
-                device.close_now()
+        if device._pid != os.getpid() or device._closed:
+            continue
+        try:
+            if device._closing is None:
+                warnings.warn(f"unclosed {device!r} at exit", ResourceWarning, stacklevel=1, source=device)
+        except ResourceWarning as e:  # under -W error
+            errors.append(e)
+        # A daemon thread may be polling it at this moment; the kernel closes it with the process.
+        if not device._in_use_elsewhere():
+            device.close_now()
+    if errors:
+        raise errors[0]
 
 
 def _after_fork_in_child() -> None:
