@@ -7,13 +7,14 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from emulated.core import connect, pair_on_emulated
 from pyverbs import enums as e
 from pyverbs.cq import CQ, CompChannel
 from pyverbs.qp import QP, QPCap, QPInitAttr
 from pyverbs.srq import SRQ, SrqInitAttr
-from pyverbs.wr import SGE, RecvWR
 from pyverbs.wq import WQ, RwqIndTable, RwqIndTableInitAttr, WQInitAttr
+from pyverbs.wr import SGE, RecvWR
 
 import aiordma
 from aiordma import Device, DevxError, EventType, UsageError, VerbsError, emulator
@@ -236,7 +237,7 @@ async def test_a_cq_that_overflowed(device: Device) -> None:
     await devx.modify_qp(qp, devx.ToErrQpIn(), device=device)
     with anyio.fail_after(10):
         while (await devx.query_cq(cq, device=device)).status is not devx.CqStatus.OVERFLOW:
-            await anyio.sleep(0.01)
+            await checkpoint()
     qp.close()
     cq.close()
 

@@ -94,7 +94,7 @@ def test_fields_stay_within_and_apart(kind: type[Struct]) -> None:
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_sizes(name: str, size: int) -> None:
     kind: type[Struct] = getattr(devx, name)
-    assert kind.SIZE == size
+    assert size == kind.SIZE
 
 
 @pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)

@@ -188,6 +188,7 @@ class _Question:
         self.kind = kind
         self.size = size
         self.signal = signal
+        self.sent = False
 
 
 class CommandChannel:
@@ -205,7 +206,9 @@ class CommandChannel:
         self._pyverbs = commands
         self._questions: dict[int, _Question] = {}
         self._numbers = itertools.count(1)
-        self._room: list[Signal] = []
+        self._answered = 0
+        self._room: list[Signal] = []  # who waits for an answer to be read
+        self._last: Signal | None = None  # ends the turn of who sends last
         self._closing: Pending[None] | None = None
         self._pid = os.getpid()
         os.set_blocking(commands.fd, False)
@@ -252,26 +255,39 @@ class CommandChannel:
         question = _Question(data, kind, size, Signal(control.hooks))
         # Before it's sent: its answer may come before the thread that sends it has told so.
         self._questions[number] = question
+        before, turn = self._last, Signal(control.hooks)
+        self._last = turn
         try:
-            await self._send(obj, data, size, number)
+            if before is not None:
+                await until(before)
+            await self._send(obj, question, number)
         except BaseException:
             self._questions.pop(number, None)
             raise
+        finally:
+            turn.finish(None)
         return await until(question.signal)
 
-    async def _send(self, obj: DevxObject, data: bytes, size: int, number: int) -> None:
+    async def _send(self, obj: DevxObject, question: _Question, number: int) -> None:
+        """One at a time, so that EAGAIN means that answers wait to be read."""
         control, handle = self._device.control, obj._pyverbs
         while True:
+            if self.closed or obj.closed:
+                raise ClosedError("the command channel or the object was closed before the query was sent")
+            answered = self._answered
             with using(control, id(self._pyverbs), id(handle)):
-                code = await in_thread(control, handle.query_async, data, size, number, self._pyverbs)
+                code = await in_thread(control, handle.query_async, question.data, question.size, number, self._pyverbs)
             if not code:
+                question.sent = True
                 return
-            others = any(other != number for other in self._questions)
-            if code != errno.EAGAIN or not others or self.closed:
-                raise failure("mlx5dv_devx_obj_query_async", data, code, b"\0" * Output.SIZE)
-            signal = Signal(control.hooks)
-            self._room.append(signal)
-            await until(signal)
+            if code != errno.EAGAIN:
+                raise failure("mlx5dv_devx_obj_query_async", question.data, code, b"\0" * Output.SIZE)
+            if any(other.sent for other in self._questions.values()):
+                signal = Signal(control.hooks)
+                self._room.append(signal)
+                await until(signal)
+            elif answered == self._answered:
+                raise failure("mlx5dv_devx_obj_query_async", question.data, code, b"\0" * Output.SIZE)
 
     def _on_readable(self) -> None:
         """All that has come, without blocking."""
@@ -286,6 +302,7 @@ class CommandChannel:
 
     def _answer(self, number: int, out: bytes) -> None:
         question = self._questions.pop(number, None)
+        self._answered += 1
         room, self._room = self._room, []
         for signal in room:
             signal.finish(None)
