@@ -6,6 +6,7 @@ import ctypes
 import errno
 import importlib
 import logging
+import re
 import resource
 import threading
 from pathlib import Path
@@ -64,30 +65,15 @@ def _explain(e: ImportError) -> str:
 
 
 def version() -> str:
-    """rdma-core's version as far as it can be told, for error messages."""
+    """rdma-core's version as far as it can be told, for error messages: that of the libibverbs in use."""
     try:
-        found = ctypes.CDLL("libibverbs.so.1")
+        ctypes.CDLL("libibverbs.so.1")
+        maps = Path("/proc/self/maps").read_text()
     except OSError:
-        return "unknown"
-    for number in range(20, 100):
-        # libibverbs exports a symbol version of its own release for its providers and pyverbs.
-        if hasattr(found, f"IBVERBS_PRIVATE_{number}"):
-            return str(number)
-    for path in Path("/usr/share/doc/python3-pyverbs").glob("changelog*"):
-        return f"of {path.parent}"
-    return "of unknown version"
-
-
-def memlock_hint(detail: str) -> str:
-    """``detail`` with what is behind an ENOMEM more often than memory, and what to do: queues are locked memory too."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return detail
-    return (
-        f"{detail}; the limit of locked memory (ulimit -l, RLIMIT_MEMLOCK) is {soft} bytes: raise it in "
-        "/etc/security/limits.conf (memlock unlimited), or in the service unit (LimitMEMLOCK=infinity), or for a "
-        "container (--ulimit memlock=-1)"
-    )
+        return "of unknown version"
+    # The file is libibverbs.so.1.MINOR.RELEASE.0.
+    found = re.search(r"/libibverbs\.so\.1\.\d+\.(\d+\.\d+)$", maps, re.MULTILINE)
+    return found[1] if found else "of unknown version"
 
 
 def translate(e: BaseException, verb: str, detail: str = "") -> BaseException:
