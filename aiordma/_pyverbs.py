@@ -76,6 +76,18 @@ def version() -> str:
     return found[1] if found else "of unknown version"
 
 
+def memlock_hint(detail: str) -> str:
+    """``detail`` with what is behind an ENOMEM more often than memory, and what to do: queues are locked memory too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return detail
+    return (
+        f"{detail}; the limit of locked memory (ulimit -l, RLIMIT_MEMLOCK) is {soft} bytes: raise it in "
+        "/etc/security/limits.conf (memlock unlimited), or in the service unit (LimitMEMLOCK=infinity), or for a "
+        "container (--ulimit memlock=-1)"
+    )
+
+
 def translate(e: BaseException, verb: str, detail: str = "") -> BaseException:
     """pyverbs' exception as a :class:`VerbsError` with the verb's name, if it carries an errno."""
     code = getattr(e, "error_code", None)
