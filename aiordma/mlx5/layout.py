@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aiordma.errors import UsageError
 
-__all__ = ["Interleaved", "Limits", "Node", "Nested", "Piece", "pieces", "plan", "runs"]
+__all__ = ["Interleaved", "Limits", "Nested", "Node", "Piece", "depth", "extent", "pieces", "plan", "runs"]
 
 # The strided entry's 16-bit fields, and libmlx5's 31 bits of an entry's length (mlx5dv.h).
 MAX_STRIDE = 0xFFFF
@@ -50,10 +50,11 @@ Node = Piece | Interleaved | Nested
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Entries that one layout may have: in a list, and in an interleaved pattern."""
+    """Entries that one layout may have, in a list and in an interleaved pattern; how many levels of mkeys, 0 for any."""
 
     list_entries: int
     interleaved_entries: int
+    depth: int = 0
 
 
 def runs(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, list[tuple[int, int]]]:
@@ -77,7 +78,21 @@ def runs(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[i
 def plan(shape: Sequence[int], strides: Sequence[int], itemsize: int, limits: Limits) -> Node:
     """The layout of a view whose first element is at offset 0."""
     run, dims = runs(shape, strides, itemsize)
-    return _node(0, run, dims, limits)
+    node = _node(0, run, dims, limits)
+    needed = depth(node)
+    if limits.depth and needed > limits.depth:
+        raise UsageError(
+            f"an array of shape {tuple(shape)} with strides {tuple(strides)} takes {needed} levels of mkeys, of which the "
+            f"device follows {limits.depth}: make QP and mkey for more entries than {limits.list_entries}, or split it"
+        )
+    return node
+
+
+def depth(node: Node) -> int:
+    """Levels of mkeys."""
+    if isinstance(node, Nested):
+        return 1 + max(0 if isinstance(entry, Piece) else depth(entry) for entry in node.entries)
+    return 1
 
 
 def _node(offset: int, run: int, dims: list[tuple[int, int]], limits: Limits) -> Node:

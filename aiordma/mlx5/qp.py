@@ -16,12 +16,14 @@ from aiordma.access import Access
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.mlx5.raw_wqe import Wqe
 from aiordma.mlx5.strided import map_strided
+from aiordma.mlx5.umr import umr_caps
 from aiordma.qp import QP_TYPES, QPConfig, QueuePair, cap, check_limits, make
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from aiordma.device import Device
+    from aiordma.mlx5.devx import HcaCap
     from aiordma.mlx5.umr import Mkey
     from aiordma.srq import SharedReceiveQueue
 
@@ -34,13 +36,17 @@ MASK_DC, MASK_SEND_OPS, MASK_DCI_STREAMS = 1 << 1, 1 << 2, 1 << 3
 INIT_PD, INIT_SEND_OPS = 1 << 0, 1 << 6
 VERBS_OPS_RC = 0x2FF  # writes, sends, with immediate or invalidate, read, atomics, LOCAL_INV
 VERBS_OPS_DCI = 0x27F  # the same without LOCAL_INV
+# A WQE has at most 1008 bytes (63 units of 16): UMR's own segments take 128, and libmlx5 pads a list of entries of 16 bytes
+# to a multiple of 64 (umr_sg_list_create() in its qp.c). It doesn't check.
+MAX_LIST = 52
 
 
 @dataclass(frozen=True, slots=True)
 class Mlx5Options:
     """What an mlx5 QP can do beyond verbs.
 
-    ``max_umr_entries``: entries of the longest layout that is registered on it in one work request (UMR); 0 for none.
+    ``max_umr_entries``: entries of the longest layout that is registered on it in one work request (UMR), at most 51; 0
+    for none.
     ``mkey_configure``: the same through mlx5dv_wr_mkey_configure too. ``memcpy``: DMA memcpy. ``raw_wqe``: raw WQEs.
     """
 
@@ -51,13 +57,13 @@ class Mlx5Options:
 
     def check(self, device: Device) -> None:
         """:class:`UnsupportedError` names what the device lacks."""
+        device._check_open()
         if device.mlx5 is None:
             raise UnsupportedError(
                 device.name, "mlx5 QPs", "it isn't an mlx5 device, or DEVX isn't permitted to this process"
             )
-        if not 0 <= self.max_umr_entries <= 55:
-            # A WQE has at most 1008 bytes, of which 128 are UMR's own segments.
-            raise UsageError(f"max_umr_entries: 0 to 55, which fill a WQE, not {self.max_umr_entries}")
+        if not isinstance(self.max_umr_entries, int) or not 0 <= self.max_umr_entries < MAX_LIST:
+            raise UsageError(f"max_umr_entries: 0 to {MAX_LIST - 1}, which fill a WQE, not {self.max_umr_entries!r}")
         if self.memcpy and not device.mlx5.max_wr_memcpy_length:
             raise UnsupportedError(device.name, "DMA memcpy", "max_wr_memcpy_length is 0 (mlx5dv_query_device(3))")
 
@@ -86,22 +92,28 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
     Made by :func:`create_qp`.
     """
 
-    def set_up_mlx5(self, options: Mlx5Options, max_inline_data: int) -> None:
+    def set_up_mlx5(self, options: Mlx5Options, max_inline_data: int, caps: HcaCap | None) -> None:
         # libmlx5 accepts a layout of so many entries (mlx5_send_wr_set_mkey_layout): what fits in place of inline data.
-        entries = (max_inline_data + 4) // 16 if options.max_umr_entries else 0
+        entries = min((max_inline_data + 4) // 16, MAX_LIST) if caps is not None else 0
         self._setup_mlx5(
             self.device.name,
             entries,
-            max(entries - 1, 0),
+            0 if caps is None or caps.repeated_block_disabled else entries - 1,
             self.device.mlx5.max_wr_memcpy_length if options.memcpy else 0,
             options.raw_wqe,
         )
         self._options = options
+        self._layout_depth: int = 0 if caps is None else caps.max_indirection
 
     @property
     def options(self) -> Mlx5Options:
         """What it was made with."""
         return self._options
+
+    @property
+    def layout_depth(self) -> int:
+        """How many mkeys may be made of one another, as the device says (max_indirection); 0 where it doesn't."""
+        return self._layout_depth
 
     def register_list(
         self,
@@ -155,31 +167,49 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
     def invalidate(self, mkey: Mkey) -> Pending[None]:
         """Takes ``mkey``'s layout away (LOCAL_INV), so that another can be registered; started by the call.
 
-        New work requests on the mkey are refused at once; LOCAL_INV is posted when none of this process uses it any more.
-        A peer that still holds its rkey gets a remote access error from then on.
+        New work requests on the mkey are refused at once; LOCAL_INV is posted when none of this process uses it any more,
+        and no other mkey's layout is made of it. A peer that still holds its rkey gets a remote access error from then on.
+        A second call gives the same operation. Where it fails (the QP is in error), another QP's may follow.
         """
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
+        self.device.control.hooks.verify()
+        if mkey.device is not self.device:
+            raise UsageError(f"{mkey!r} belongs to another device")
+        if mkey.closed:
+            raise ClosedError(f"{mkey!r} is closed")
+        if mkey.invalidating is not None:
+            return mkey.invalidating
         region = mkey.region
-        if region is None:
+        if region is None or mkey.mapping:
             raise UsageError(f"{mkey!r} has no layout to invalidate")
         region.shut()
-        return Pending(self.device.control, self._invalidate(mkey))
+        invalidating = Pending(self.device.control, self._invalidate(mkey))
+        if not invalidating.done:
+            mkey.invalidating = invalidating
+        return invalidating
 
     async def _invalidate(self, mkey: Mkey) -> None:
-        await self._invalidate_one(mkey)
-        for child in mkey.children:
-            if child.bound and not child.closed:
-                await self._invalidate_one(child)
+        try:
+            await self._invalidate_one(mkey)
+            for child in mkey.children:
+                if child.bound and not child.closed:
+                    await self._invalidate_one(child)
+        finally:
+            mkey.invalidating = None
 
     async def _invalidate_one(self, mkey: Mkey) -> None:
         region = mkey.region
         if region is not None:
             idle = Signal(self.device.control.hooks)
             region.notify_idle(idle)
+            if not idle.done:
+                self._finish_unsignaled()
             await until(idle)
         if mkey.closed:
             raise ClosedError(f"{mkey!r} is closed")
+        if not mkey.bound:
+            return  # what registered its layout has failed meanwhile
         done = self.local_inv(mkey.rkey)
         finished = Signal(self.device.control.hooks)
         done.on_finish(finished.finish)
@@ -198,10 +228,18 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
         ``mkey``, and closed with it. The result is the slice of all the data: ``view = await qp.map_strided(mkey,
         a[:, 3:7])``, then ``await qp.rdma_write(view, remote)``. ``await qp.invalidate(mkey)`` before the next.
 
-        Elements that appear more than once (stride 0) are fine to read; written to, the last one wins.
+        Elements that appear more than once (stride 0) are fine to read; written to, the last one wins. Nothing but
+        addresses is taken from ``array``: an array made from it, and not a view of it, isn't in the region.
+
+        Raises :class:`UsageError` when the mkey is bound, and what :meth:`register_list` raises.
         """
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
+        self.device.control.hooks.verify()
+        if mkey.closed:
+            raise ClosedError(f"{mkey!r} is closed")
+        if mkey.bound or mkey.mapping:
+            raise UsageError(f"{mkey!r} is bound: await qp.invalidate(mkey) before another layout")
         return Pending(self.device.control, map_strided(self, mkey, array, mr, access))
 
     def post_raw_wqe(self, wqe: Wqe | Buffer, *, keep: Iterable[MemorySlice] = ()) -> Completion:
@@ -246,7 +284,7 @@ def create_qp(
     if srq is not None and srq.device is not device:
         raise UsageError("the SRQ belongs to another device")
     config = replace(config, max_inline_data=max(config.max_inline_data, wanted.inline_needed))
-    return Pending(device.control, _create(device, config, wanted, srq), dispose=True)
+    return device._made(Pending(device.control, _create(device, config, wanted, srq), dispose=True))
 
 
 async def _create(
@@ -258,8 +296,9 @@ async def _create(
         attr = dv.Mlx5DVQPInitAttr(comp_mask=MASK_SEND_OPS, send_ops_flags=options.send_ops)
         return dv.Mlx5QP(device.context, init, attr), init
 
+    caps = await umr_caps(device) if options.max_umr_entries else None
     qp = await make(device, config, srq, Mlx5QueuePair, maker)
-    qp.set_up_mlx5(options, qp.max_inline_data)
+    qp.set_up_mlx5(options, qp.max_inline_data, caps)
     return qp
 
 

@@ -61,16 +61,25 @@ async def map_strided(qp: Mlx5QueuePair, mkey: Mkey, array: Any, mr: MemorySlice
     if base + view.low < 0 or base + view.high > region.length:
         raise UsageError(f"the array isn't inside {region!r}")
     # An interleaved layout takes one entry of the mkey for its header.
-    limits = Limits(min(qp.umr_list, mkey.max_entries), min(qp.umr_interleaved, mkey.max_entries - 1))
+    limits = Limits(min(qp.umr_list, mkey.max_entries), min(qp.umr_interleaved, mkey.max_entries - 1), qp.layout_depth)
     node = plan(view.shape, view.strides, view.itemsize, limits)
     children = _Children(mkey)
+    posted: list[Completion] = []
+    mkey.mapping = True
     try:
-        last = await _register(qp, mkey, node, region, base, access, children)
-        await _finished(device.control, last)
+        await _register(qp, mkey, node, region, base, access, children, posted)
+        for registration in posted:
+            await _finished(device.control, registration)
     except BaseException:
+        for registration in posted:
+            # Their errors are told by this one.
+            registration.on_finish(registration.exception)
+            await _over(device.control, registration)
+        mkey._unbound()
         mkey.unbind_children()
         raise
     finally:
+        mkey.mapping = False
         mkey.children = children.used + children.free
     return mkey.whole()
 
@@ -91,8 +100,15 @@ class _Children:
 
 
 async def _register(
-    qp: Mlx5QueuePair, mkey: Mkey, node: Node, region: MemorySlice, base: int, access: int, children: _Children
-) -> Completion:
+    qp: Mlx5QueuePair,
+    mkey: Mkey,
+    node: Node,
+    region: MemorySlice,
+    base: int,
+    access: int,
+    children: _Children,
+    posted: list[Completion],
+) -> None:
     """Posts the layout of ``node`` for ``mkey``, and before it those of the mkeys that it's made of."""
     if isinstance(node, Interleaved):
         span = (node.repeat - 1) * node.stride + node.length
@@ -100,7 +116,8 @@ async def _register(
             (region[base + offset : base + offset + span], node.length, node.stride - node.length)
             for offset in node.offsets
         ]
-        return qp.register_interleaved(mkey, blocks, repeat_count=node.repeat, access=access)
+        posted.append(qp.register_interleaved(mkey, blocks, repeat_count=node.repeat, access=access))
+        return
     entries: list[MemorySlice] = []
     for entry in (node,) if isinstance(node, Piece) else node.entries:
         if isinstance(entry, Piece):
@@ -108,13 +125,17 @@ async def _register(
             entries.append(region[start : start + entry.length])
             continue
         child = await children.take()
-        await _register(qp, child, entry, region, base, access, children)
+        await _register(qp, child, entry, region, base, access, children, posted)
         entries.append(child.whole())
-    return qp.register_list(mkey, entries, access=access)
+    posted.append(qp.register_list(mkey, entries, access=access))
+
+
+async def _over(control: Control, operation: Completion) -> None:
+    over = Signal(control.hooks)
+    operation.on_finish(over.finish)
+    await until(over)
 
 
 async def _finished(control: Control, operation: Completion) -> None:
-    finished = Signal(control.hooks)
-    operation.on_finish(finished.finish)
-    await until(finished)
+    await _over(control, operation)
     operation.result()

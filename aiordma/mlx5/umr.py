@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._mlx5 import MkeyBase
-from aiordma._offload import Pending, in_thread, until
+from aiordma._offload import Pending, in_thread, outcome, until
 from aiordma._waitable import Signal
 from aiordma.errors import UnsupportedError, UsageError, VerbsError
+from aiordma.mlx5.devx import HcaCap, query_hca_cap
 
 if TYPE_CHECKING:
     from aiordma.device import Device
 
 __all__ = ["Mkey", "create_mkey"]
 
+_caps: weakref.WeakKeyDictionary[Device, HcaCap] = weakref.WeakKeyDictionary()
 _INDIRECT = 1  # MLX5DV_MKEY_INIT_ATTR_FLAGS_INDIRECT (mlx5dv.h)
 
 
@@ -45,6 +48,10 @@ class Mkey(MkeyBase):
         self._pid = os.getpid()
         self.children: list[Mkey] = []
         """Mkeys that this one's layout is made of, where it's nested; they're its own to close."""
+        self.mapping = False
+        """Whether a layout is being made by ``map_strided``."""
+        self.invalidating: Pending[None] | None = None
+        """The invalidation under way."""
 
     @property
     def device(self) -> Device:
@@ -67,11 +74,13 @@ class Mkey(MkeyBase):
         return close
 
     def close(self) -> Pending[None]:
-        """Destroys it (mlx5dv_destroy_mkey(3)), off the loop; started by the call; a second call gives the same operation.
+        """Destroys it (mlx5dv_destroy_mkey(3)), off the loop, as soon as no work request of this process uses it.
 
-        The regions of its layout may be deregistered afterwards.
+        Started by the call; a second call gives the same operation. The regions of its layout may be deregistered
+        afterwards.
         """
         if self._closing is None:
+            self._device.control.hooks.verify()
             if self.region is not None:
                 self.region.shut()
             self._closing = Pending(self._device.control, self._close())
@@ -88,8 +97,8 @@ class Mkey(MkeyBase):
         finally:
             self._drop_mkey()
             self._device.forget(self)
-            for child in self.children:
-                child.close()
+        for child in self.children:
+            await outcome(child.close())
 
     def _destroy(self) -> None:
         try:
@@ -140,11 +149,29 @@ def create_mkey(device: Device, max_entries: int) -> Pending[Mkey]:
     An interleaved layout needs one entry more than it has blocks. Raises :class:`UnsupportedError` where the device has no
     DEVX, which mkeys are made through.
     """
-    if not 1 <= max_entries <= 0xFFFF:
-        raise UsageError(f"max_entries: 1 to 65535, not {max_entries}")
+    device._check_open()
+    if not isinstance(max_entries, int) or not 1 <= max_entries <= 0xFFFF:
+        raise UsageError(f"max_entries: 1 to 65535, not {max_entries!r}")
     if device.mlx5 is None:
         raise UnsupportedError(device.name, "indirect mkeys", "it isn't an mlx5 device, or DEVX isn't permitted")
-    return Pending(device.control, create(device, max_entries), dispose=True)
+    return device._made(Pending(device.control, _create(device, max_entries), dispose=True))
+
+
+async def umr_caps(device: Device) -> HcaCap:
+    """Inside a control operation: the device's capabilities; :class:`UnsupportedError` where it has no UMR."""
+    caps = _caps.get(device)
+    if caps is None:
+        caps = _caps[device] = await outcome(query_hca_cap(device))
+    if caps.umr_indirect_mkey_disabled:
+        raise UnsupportedError(
+            device.name, "UMR", "umr_indirect_mkey_disabled is set in its capabilities (QUERY_HCA_CAP)"
+        )
+    return caps
+
+
+async def _create(device: Device, max_entries: int) -> Mkey:
+    await umr_caps(device)
+    return await create(device, max_entries)
 
 
 async def create(device: Device, max_entries: int) -> Mkey:
