@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice
 from aiordma._offload import Pending, outcome
-from aiordma.errors import ClosedError, UnsupportedError, UsageError
+from aiordma.errors import RdmaError, UnsupportedError, UsageError
 from aiordma.mlx5.qp import Mlx5QueuePair, create_qp
 
 if TYPE_CHECKING:
@@ -66,20 +66,18 @@ class DmaEngine:
         awaited first (its error ends the copy). ``progress(done, total)`` is called on the loop as pieces complete.
 
         Cancelled, no more pieces are posted; those in flight go on, and keep their buffers until they have completed.
+
+        An error of the device ends the engine too: its QP is in the error state, and later copies are flushed.
         """
-        total = src.length
-        if total > dst.length:
-            raise UsageError(f"{total} bytes don't fit into {dst!r}")
-        if total == 0:
-            return 0
-        if src.region is dst.region and src.addr < dst.addr + total and dst.addr < src.addr + total:
-            raise UsageError("source and target of a copy overlap")
+        total = _check_pair(dst, src)
         fence = False
         if after is not None:
-            if after.done or after.qp_num != self.qp.qp_num:
-                await after
-            else:
+            if self.qp._posted_here(after) and not after.done:
                 fence = True
+            else:
+                await after
+        if total == 0:
+            return 0
         if total <= self._chunk:
             await self.qp.memcpy(dst, src, fence=fence)
             if progress is not None:
@@ -91,19 +89,15 @@ class DmaEngine:
         self, dst: MemorySlice, src: MemorySlice, fence: bool, progress: Callable[[int, int], object] | None
     ) -> int:
         total, posted, done = src.length, 0, 0
-        flying: deque[tuple[Completion, int]] = deque()
-        while done < total:
-            while posted < total and len(flying) < self._depth:
-                size = min(self._chunk, total - posted)
-                piece = slice(posted, posted + size)
-                # The fence of the first holds the others back too: a send queue starts its requests in order.
-                flying.append((self.qp.memcpy(dst[piece], src[piece], fence=fence and posted == 0), size))
-                posted += size
-            operation, size = flying.popleft()
-            await operation
-            done += size
-            if progress is not None:
-                progress(done, total)
+        with _Flying() as flying:
+            while done < total:
+                while posted < total and len(flying) < self._depth:
+                    size = min(self._chunk, total - posted)
+                    piece = slice(posted, posted + size)
+                    # The fence of the first holds the others back too: a send queue starts its requests in order.
+                    flying.append((self.qp.memcpy(dst[piece], src[piece], fence=fence and posted == 0), size))
+                    posted += size
+                done = await _take(flying, done, total, progress)
         return total
 
     async def copy_many(
@@ -117,32 +111,18 @@ class DmaEngine:
         All pairs are checked before the first is posted. ``progress(done, total)`` counts bytes.
         """
         work = list(pairs)
-        for dst, src in work:
-            if src.length > dst.length:
-                raise UsageError(f"{src.length} bytes don't fit into {dst!r}")
-        total = sum(src.length for _, src in work)
+        total = sum(_check_pair(dst, src) for dst, src in work)
         done = 0
-        flying: deque[tuple[Completion, int]] = deque()
-        for dst, src in work:
-            for start in range(0, src.length, self._chunk):
-                piece = slice(start, min(start + self._chunk, src.length))
-                if len(flying) >= self._depth:
-                    done = await self._take(flying, done, total, progress)
-                part = src[piece]
-                flying.append((self.qp.memcpy(dst[start : start + part.length], part), part.length))
-        while flying:
-            done = await self._take(flying, done, total, progress)
+        with _Flying() as flying:
+            for dst, src in work:
+                for start in range(0, src.length, self._chunk):
+                    if len(flying) >= self._depth:
+                        done = await _take(flying, done, total, progress)
+                    part = src[start : min(start + self._chunk, src.length)]
+                    flying.append((self.qp.memcpy(dst[start : start + part.length], part), part.length))
+            while flying:
+                done = await _take(flying, done, total, progress)
         return total
-
-    @staticmethod
-    async def _take(
-        flying: deque[tuple[Completion, int]], done: int, total: int, progress: Callable[[int, int], object] | None
-    ) -> int:
-        operation, size = flying.popleft()
-        await operation
-        if progress is not None:
-            progress(done + size, total)
-        return done + size
 
     @property
     def closed(self) -> bool:
@@ -152,6 +132,7 @@ class DmaEngine:
     def close(self) -> Pending[None]:
         """Closes its QPs; started by the call. Copies in flight end with :class:`WrFlushError`."""
         if self._closing is None:
+            self._device.control.hooks.verify()
             self._closing = Pending(self._device.control, self._close())
         return self._closing
 
@@ -174,6 +155,39 @@ class DmaEngine:
         return f"<DmaEngine on {self._device.name}{' closed' if self.closed else ''}>"
 
 
+def _check_pair(dst: MemorySlice, src: MemorySlice) -> int:
+    """How many bytes are to be copied."""
+    total = src.length
+    if total > dst.length:
+        raise UsageError(f"{total} bytes don't fit into {dst!r}")
+    if src.region is dst.region and src.addr < dst.addr + total and dst.addr < src.addr + total:
+        raise UsageError("source and target of a copy overlap: its pieces are copied in any order")
+    return total
+
+
+class _Flying(deque[tuple[Completion, int]]):
+    """Pieces in flight. When one fails the others do too, and their errors are told by its."""
+
+    def __enter__(self) -> _Flying:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, RdmaError):
+            for operation, _size in self:
+                operation.on_finish(operation.exception)
+
+
+async def _take(
+    flying: deque[tuple[Completion, int]], done: int, total: int, progress: Callable[[int, int], object] | None
+) -> int:
+    """Waits for the oldest piece; gives how many bytes are done."""
+    operation, size = flying.popleft()
+    await operation
+    if progress is not None:
+        progress(done + size, total)
+    return done + size
+
+
 def create_dma_engine(device: Device, *, depth: int = 32, chunk: int | None = None) -> Pending[DmaEngine]:
     """Makes a :class:`DmaEngine`, off the loop; or ``async with``.
 
@@ -181,22 +195,28 @@ def create_dma_engine(device: Device, *, depth: int = 32, chunk: int | None = No
     max_wr_memcpy_length, or 64 MiB if that's less. Raises :class:`UnsupportedError`, naming the device, where it has no DMA
     memcpy (mlx5dv_query_device(3): max_wr_memcpy_length 0).
     """
+    device._check_open()
     limit = 0 if device.mlx5 is None else int(device.mlx5.max_wr_memcpy_length)
     if limit == 0:
         raise UnsupportedError(device.name, "DMA memcpy", "max_wr_memcpy_length is 0 (mlx5dv_query_device(3))")
-    if not 1 <= depth <= 4096:
-        raise UsageError(f"depth: 1 to 4096 work requests, not {depth}")
+    if not isinstance(depth, int) or not 1 <= depth <= 4096:
+        raise UsageError(f"depth: 1 to 4096 work requests, not {depth!r}")
     size = min(limit, 64 << 20) if chunk is None else chunk
-    if not 1 <= size <= limit:
+    if not isinstance(size, int) or not 1 <= size <= limit:
         raise UsageError(f"chunk: 1 to {limit} bytes, which is {device.name}'s max_wr_memcpy_length, not {chunk}")
-    return Pending(device.control, _create(device, depth, size), dispose=True)
+    return device._made(Pending(device.control, _create(device, depth, size), dispose=True))
 
 
 async def _create(device: Device, depth: int, chunk: int) -> DmaEngine:
-    first = await outcome(create_qp(device, memcpy=True, max_send_wr=depth, max_recv_wr=1))
-    second = await outcome(create_qp(device, max_send_wr=1, max_recv_wr=1))
-    await outcome(first.connect(second.info))
-    await outcome(second.connect(first.info))
-    if device.closed:
-        raise ClosedError(f"{device!r} was closed")
+    made: list[Mlx5QueuePair] = []
+    try:
+        made.append(await outcome(create_qp(device, memcpy=True, max_send_wr=depth, max_recv_wr=1)))
+        made.append(await outcome(create_qp(device, max_send_wr=1, max_recv_wr=1)))
+        first, second = made
+        await outcome(first.connect(second.info))
+        await outcome(second.connect(first.info))
+    except BaseException:
+        for qp in made:
+            qp.close()
+        raise
     return DmaEngine(device, (first, second), chunk, depth)
