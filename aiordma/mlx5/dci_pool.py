@@ -13,16 +13,17 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control
 from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice, RemoteBuffer
-from aiordma._offload import Pending, in_thread, outcome, until
+from aiordma._mlx5 import hold, let_go
+from aiordma._offload import Pending, in_use, outcome, until
 from aiordma._waitable import Signal
-from aiordma.errors import ClosedError, RdmaError, UsageError, VerbsError
+from aiordma.errors import ClosedError, RdmaError, UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.dc import DCInitiator, DcPeer, DCTInfo, check_dc, create_initiator, reach
-from aiordma.qp import ERR, QPConfig
+from aiordma.qp import ERR, QPConfig, check_limits
 
 if TYPE_CHECKING:
     from aiordma._post import Source, Target
@@ -97,7 +98,10 @@ class _Slot:
         self.depth = dci.config.max_send_wr
         self.in_flight = 0
         self.lanes = [Lane(self, stream_id) for stream_id in dci.streams]
+        self.waiting = 0  # operations in its lanes' queues
+        self.turn = 0  # the lane whose queue is served first
         self.recovering: Pending[None] | None = None
+        self.error: RdmaError | None = None  # why the DCI couldn't be replaced
         self.idle: list[Signal] = []
         self.rebuilds = 0
 
@@ -128,30 +132,82 @@ def sticky(lanes: Sequence[Lane], target: DcPeer) -> Lane | None:
 
 
 class PoolOperation(Signal):
-    """An operation of a :class:`DCIPool`, under way or waiting for a lane. ``await`` gives its :class:`Completion`."""
+    """An operation of a :class:`DCIPool`, under way or waiting for a lane. ``await`` gives its :class:`Completion`.
+
+    It keeps its registered memory registered until it is over. Cancelling an await only detaches the waiter. An error
+    that nobody looked at is reported when the operation goes away.
+    """
+
+    _unseen: BaseException | None = None
 
     def __init__(
         self,
         pool: DCIPool,
-        post: Callable[[DCInitiator, int], Completion],
+        call: Callable[..., Completion],
         target: DcPeer,
-        nbytes: int,
+        local: Any,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
         repeatable: bool,
     ) -> None:
         super().__init__(pool.device.control.hooks)
-        self.post = post
+        self._backend = pool.device.control.backend
+        self.call = call
         self.target = target
-        self.nbytes = nbytes
+        self.local = local
+        self.arguments = arguments
+        self.options = options
         self.repeatable = repeatable
+        self.held = _slices(local)
+        self.nbytes = _length(local)
         self.attempts = 0
         self.lane: Lane | None = None
         self.completion: Completion | None = None
+        hold(self.held)
+
+    def post(self, lane: Lane) -> Completion:
+        """Posts it on a lane's stream."""
+        return self.call(
+            lane.slot.dci, self.target, self.local, *self.arguments, stream_id=lane.stream_id, **self.options
+        )
+
+    def end(self, error: BaseException | None, *, report: bool = True) -> None:
+        """It is over."""
+        let_go(self.held)
+        self.held = ()
+        if error is None:
+            self.finish(self.completion)
+            return
+        self._unseen = error if report else None
+        self.fail(error)
+
+    def exception(self) -> BaseException | None:
+        """The error it ended with, or None; :class:`RuntimeError` while it's under way. Counts as looking at it."""
+        if not self.done:
+            raise RuntimeError("under way: await it first")
+        self._unseen = None
+        try:
+            self.result()
+        except Exception as e:
+            return e
+        return None
 
     def __await__(self) -> Generator[Any, None, Completion]:
-        if self.completion is not None and self.done:
-            self.completion.exception()  # looked at
-        result: Completion = yield from super().__await__()
+        try:
+            result: Completion = yield from super().__await__()
+        except Exception:
+            if self.done:
+                self._unseen = None
+            raise
         return result
+
+    def __del__(self) -> None:
+        if self._unseen is not None:
+            self._backend.report("an operation of a DCI pool failed and nobody awaited it", self._unseen)
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else "waits for a lane" if self.completion is None else "under way"
+        return f"<PoolOperation {self.call.__name__} to {self.target!r}, {state}>"
 
 
 class DCIPool:
@@ -162,9 +218,17 @@ class DCIPool:
 
     An error costs the target that it came from: its operations in flight on the same stream fail (or are flushed). Writes
     and reads of other targets that were flushed with them are posted again, since doing them twice does no harm;
-    sends and atomics never share a stream with another target's work (but with the ``sticky`` policy, where they
-    would wait for ever).
+    sends and atomics never share a stream with another target's work, unless the policy has it so, as ``sticky``.
+    When a DCI fails as a whole, writes and reads in flight on its other lanes are posted again too, sends and atomics
+    fail with :class:`WrFlushError`.
+
+    What waits for a lane is checked when it's posted, so its await may raise what a call would have raised at once.
     """
+
+    kind: ClassVar[str] = "dci_pools"
+    close_order: ClassVar[int] = -1  # before its DCIs
+    teardown: ClassVar[None] = None
+    _pyverbs: ClassVar[None] = None
 
     def __init__(
         self,
@@ -188,6 +252,8 @@ class DCIPool:
         self._waiting: deque[PoolOperation] = deque()
         # Whose operation put a lane into error; None where the DCI's own error flushed it.
         self._culprits: dict[Lane, DcPeer | None] = {}
+        self._inline = min(dci.max_inline_data for dci in dcis)
+        self._dead = 0  # slots whose DCI couldn't be replaced
         self._unfinished = 0
         self._closing: Pending[None] | None = None
         self._pid = os.getpid()
@@ -241,47 +307,25 @@ class DCIPool:
         self, target: DcPeer, local: Source, remote: RemoteBuffer, *, imm: int | None = None
     ) -> PoolOperation:
         """RDMA WRITE; with ``imm`` it uses a receive of the target's, and is never repeated."""
-        return self._start(
-            target,
-            lambda dci, stream: dci.rdma_write(target, local, remote, imm=imm, stream_id=stream),
-            _length(local),
-            imm is None,
-        )
+        return self._start(DCInitiator.rdma_write, target, local, (remote,), {"imm": imm}, imm is None)
 
     def rdma_read(self, target: DcPeer, local: Target, remote: RemoteBuffer) -> PoolOperation:
         """RDMA READ."""
-        return self._start(
-            target,
-            lambda dci, stream: dci.rdma_read(target, local, remote, stream_id=stream),
-            _length(local),
-            True,
-        )
+        return self._start(DCInitiator.rdma_read, target, local, (remote,), {}, True)
 
     def send(self, target: DcPeer, local: Source, *, imm: int | None = None) -> PoolOperation:
         """SEND, with immediate."""
-        return self._start(
-            target, lambda dci, stream: dci.send(target, local, imm=imm, stream_id=stream), _length(local), False
-        )
+        return self._start(DCInitiator.send, target, local, (), {"imm": imm}, False)
 
     def atomic_fetch_add(self, target: DcPeer, local: MemorySlice, remote: RemoteBuffer, add: int) -> PoolOperation:
         """Atomic addition."""
-        return self._start(
-            target,
-            lambda dci, stream: dci.atomic_fetch_add(target, local, remote, add, stream_id=stream),
-            8,
-            False,
-        )
+        return self._start(DCInitiator.atomic_fetch_add, target, local, (remote, add), {}, False)
 
     def atomic_cmp_swp(
         self, target: DcPeer, local: MemorySlice, remote: RemoteBuffer, compare: int, swap: int
     ) -> PoolOperation:
         """Atomic compare and swap."""
-        return self._start(
-            target,
-            lambda dci, stream: dci.atomic_cmp_swp(target, local, remote, compare, swap, stream_id=stream),
-            8,
-            False,
-        )
+        return self._start(DCInitiator.atomic_cmp_swp, target, local, (remote, compare, swap), {}, False)
 
     def _check(self) -> None:
         if self._closing is not None:
@@ -289,18 +333,31 @@ class DCIPool:
         self.device.control.hooks.verify()
 
     def _start(
-        self, target: DcPeer, post: Callable[[DCInitiator, int], Completion], nbytes: int, repeatable: bool
+        self,
+        call: Callable[..., Completion],
+        target: DcPeer,
+        local: Any,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+        repeatable: bool,
     ) -> PoolOperation:
         self._check()
         if not isinstance(target, DcPeer):
             raise UsageError(f"the target is a DcPeer, made by pool.reach(info), not {type(target).__name__}")
-        operation = PoolOperation(self, post, target, nbytes, repeatable)
+        if target.closed:
+            raise ClosedError(f"{target!r} is closed")
+        operation = PoolOperation(self, call, target, local, arguments, options, repeatable)
         self._unfinished += 1
         try:
+            self._revive_the_dead()
             self._place(operation)
-        except BaseException:
+        except BaseException as e:
             self._unfinished -= 1
+            operation.end(e, report=False)
             raise
+        if operation.completion is None and not operation.done:
+            # The caller may change what is no registered memory as soon as the call returns.
+            operation.local = _copied(local, self._inline)
         return operation
 
     def _place(self, operation: PoolOperation, *, again: bool = False) -> bool:
@@ -313,14 +370,16 @@ class DCIPool:
             if not again:
                 self._waiting.append(operation)
             return False
+        slot = lane.slot
         if not lane.ready or not lane.has_room() or lane.waiting:
             lane.waiting.append(operation)
+            slot.waiting += 1
         else:
             self._post(lane, operation)
         return True
 
     def _post(self, lane: Lane, operation: PoolOperation) -> None:
-        completion = operation.post(lane.slot.dci, lane.stream_id)
+        completion = operation.post(lane)
         operation.lane = lane
         operation.completion = completion
         operation.attempts += 1
@@ -358,79 +417,106 @@ class DCIPool:
                     self._waiting.append(operation)
             else:
                 self._end(operation, error)
-            if slot.recovering is None and self._closing is None:
-                slot.recovering = Pending(self.device.control, self._recover(slot))
+            self._start_recovery(slot)
         if slot.idle and (lane.in_flight == 0 or slot.in_flight == 0):
             for signal in slot.idle:
                 signal.finish()
             slot.idle.clear()
-        self._dispatch(lane)
+        self._dispatch(slot)
 
     def _end(self, operation: PoolOperation, error: BaseException | None) -> None:
         self._unfinished -= 1
-        if error is None:
-            operation.finish(operation.completion)
-        else:
-            operation.fail(error)
+        operation.end(error, report=self._closing is None)
 
-    def _dispatch(self, lane: Lane | None = None) -> None:
-        """Something may be posted now."""
-        lanes = (lane,) if lane is not None else tuple(self._lanes)
-        for candidate in lanes:
-            while candidate.waiting and candidate.ready and candidate.has_room():
-                self._post_late(candidate, candidate.waiting.popleft())
+    def _dispatch(self, slot: _Slot) -> None:
+        """Something may be posted now: first what waits in the lanes of a DCI, the lanes in turn, then the pool's."""
+        lanes = slot.lanes
+        idle = 0
+        while slot.waiting and idle < len(lanes) and slot.in_flight < slot.depth:
+            lane = lanes[slot.turn]
+            slot.turn = (slot.turn + 1) % len(lanes)
+            if not lane.waiting or not lane.ready:
+                idle += 1
+                continue
+            idle = 0
+            slot.waiting -= 1
+            self._post_late(lane, lane.waiting.popleft())
         while self._waiting:
             operation = self._waiting[0]
             try:
                 if not self._place(operation, again=True):
                     return
-            except RdmaError as e:
+            except Exception as e:
+                self._waiting.popleft()
                 self._end(operation, e)
-            self._waiting.popleft()
+            else:
+                self._waiting.popleft()
 
     def _post_late(self, lane: Lane, operation: PoolOperation) -> None:
         try:
             self._post(lane, operation)
-        except RdmaError as e:
+        except Exception as e:
             self._end(operation, e)
+
+    def _start_recovery(self, slot: _Slot) -> None:
+        if slot.recovering is None and self._closing is None:
+            recovering = Pending(self.device.control, self._recover(slot))
+            if not recovering.done:
+                slot.recovering = recovering
+
+    def _revive_the_dead(self) -> None:
+        """What couldn't be replaced before is tried again when there is work."""
+        if self._dead:
+            for slot in self._slots:
+                if slot.error is not None:
+                    slot.error = None
+                    self._dead -= 1
+                    self._start_recovery(slot)
+
+    async def _state(self, dci: DCInitiator) -> int:
+        return await in_use(self.device.control, dci.address, _control.query_qp_state, dci.address)
 
     async def _recover(self, slot: _Slot) -> None:
         """Brings the streams of a DCI back, or the DCI: runs while any of its lanes isn't ready."""
-        control = self.device.control
         try:
             while self._closing is None and not all(lane.ready for lane in slot.lanes):
                 # An error completion doesn't tell whether the stream failed or the whole DCI: ibv_query_qp() does
                 # (mlx5dv_dci_stream_id_reset(3)).
-                state = await in_thread(control, _control.query_qp_state, slot.dci.address)
-                if state == ERR:
+                if slot.dci.closed or await self._state(slot.dci) == ERR:
                     await self._rebuild(slot)
                     continue
                 flushed = [lane for lane in slot.lanes if not lane.ready and lane.in_flight == 0]
+                if not flushed:
+                    await self._lane_idle(slot)
                 for lane in flushed:
-                    try:
-                        await slot.dci.reset_stream_now(lane.stream_id)
-                    except VerbsError:
-                        # Flushed by the DCI's own error, which the next look at its state shows, or never in error.
-                        if await in_thread(control, _control.query_qp_state, slot.dci.address) == ERR:
-                            break
-                    lane.resets += 1
+                    if not await self._reset(slot.dci, lane):
+                        break
                     self._revive(lane)
-                else:
-                    if not flushed:
-                        await self._lane_idle(slot)
-        except ClosedError:
-            pass  # the pool is being closed
         except RdmaError as e:
-            self._give_up(slot, e)
+            if self._closing is None:
+                self._give_up(slot, e)
         finally:
             slot.recovering = None
+
+    async def _reset(self, dci: DCInitiator, lane: Lane) -> bool:
+        """Resets a lane's stream; False where it's the DCI that is in error."""
+        try:
+            await dci.reset_stream_now(lane.stream_id)
+        except VerbsError:
+            # Flushed by the DCI's own error, or never in error.
+            if await self._state(dci) == ERR:
+                return False
+        lane.resets += 1
+        return True
 
     async def _rebuild(self, slot: _Slot) -> None:
         for lane in slot.lanes:
             lane.ready = False
-        while slot.in_flight:
+        while slot.in_flight and self._closing is None:
             await self._lane_idle(slot)
         await outcome(slot.dci.close())
+        if self._closing is not None:
+            return
         slot.dci = await create_initiator(self.device, *self._settings)
         slot.rebuilds += 1
         for lane in slot.lanes:
@@ -440,8 +526,10 @@ class DCIPool:
         lane.ready = True
         self._culprits.pop(lane, None)
         lane.waiting.extendleft(reversed(lane.returned))
+        lane.slot.waiting += len(lane.returned)
         lane.returned.clear()
-        self._dispatch(lane)
+        if self._closing is None:
+            self._dispatch(lane.slot)
 
     async def _lane_idle(self, slot: _Slot) -> None:
         signal = Signal(self.device.control.hooks)
@@ -449,16 +537,23 @@ class DCIPool:
         await until(signal)
 
     def _give_up(self, slot: _Slot, error: RdmaError) -> None:
-        """A DCI that can't be replaced: what waits for its lanes fails, others go on without it."""
+        """A DCI that can't be replaced now: what waits for its lanes fails, others go on without it. The next operation
+        has it tried again."""
+        slot.error = error
+        self._dead += 1
+        self._fail_waiting(slot, error)
+        if not any(lane.ready for lane in self._lanes) and all(s.error is not None for s in self._slots):
+            while self._waiting:
+                self._end(self._waiting.popleft(), error)
+
+    def _fail_waiting(self, slot: _Slot, error: RdmaError) -> None:
         for lane in slot.lanes:
             lane.ready = False
             for operation in (*lane.returned, *lane.waiting):
                 self._end(operation, error)
             lane.returned.clear()
             lane.waiting.clear()
-        if not any(lane.ready for lane in self._lanes):
-            while self._waiting:
-                self._end(self._waiting.popleft(), error)
+        slot.waiting = 0
 
     # ---------------------------------------------------------------- closing
 
@@ -469,24 +564,39 @@ class DCIPool:
             self._closing = Pending(self.device.control, self._close())
         return self._closing
 
-    async def _close(self) -> None:
+    def _end_waiting(self) -> None:
         error = ClosedError("the DCI pool was closed before this was posted")
-        for lane in self._lanes:
-            for operation in (*lane.returned, *lane.waiting):
-                self._end(operation, error)
-            lane.returned.clear()
-            lane.waiting.clear()
+        for slot in self._slots:
+            self._fail_waiting(slot, error)
         while self._waiting:
             self._end(self._waiting.popleft(), error)
+
+    async def _close(self) -> None:
+        self._end_waiting()
+        try:
+            await self._close_dcis()
+        finally:
+            self.device.forget(self)
+
+    async def _close_dcis(self) -> None:
         for slot in self._slots:
             for signal in slot.idle:
                 signal.finish()
             slot.idle.clear()
+            slot.dci.close()
+        for slot in self._slots:
             if slot.recovering is not None:
                 ended = Signal(self.device.control.hooks)
                 slot.recovering.on_done(ended.finish)
                 await until(ended)
             await outcome(slot.dci.close())
+
+    def close_now(self) -> None:
+        """Ends what waits, in this thread; for teardown, when no loop runs. The device closes the DCIs."""
+        if self._closing is None:
+            self._closing = Pending(self.device.control, _nothing())
+            self._end_waiting()
+            self.device.forget(self)
 
     async def __aenter__(self) -> DCIPool:
         return self
@@ -498,18 +608,45 @@ class DCIPool:
         if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self.device.closed:
             return
         warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self.device.dispose(self)
 
     def __repr__(self) -> str:
         return f"<DCIPool of {len(self._slots)} DCIs, {len(self._lanes)} lanes on {self.device.name}>"
 
 
+async def _nothing() -> None:
+    return None
+
+
+def _slices(local: Any) -> tuple[MemorySlice, ...]:
+    """The registered memory in a source or target."""
+    if isinstance(local, MemorySlice):
+        return (local,)
+    if isinstance(local, list | tuple):
+        return tuple(part for part in local if isinstance(part, MemorySlice))
+    return ()
+
+
 def _length(local: Any) -> int:
     """Bytes of a source or target, for the counters."""
-    if local is None:
-        return 0
+    if isinstance(local, MemorySlice):
+        return local.length
     if isinstance(local, list | tuple):
         return sum(_length(part) for part in local)
-    return len(local) if not isinstance(local, memoryview) else local.nbytes
+    try:
+        with memoryview(local) as view:
+            return view.nbytes
+    except TypeError:  # no memory: posting it says so
+        return 0
+
+
+def _copied(local: Any, limit: int) -> Any:
+    """A source with a copy of what is no registered memory, where it may be sent inline at all."""
+    if local is None or isinstance(local, MemorySlice | bytes):
+        return local
+    if isinstance(local, list | tuple):
+        return tuple(_copied(part, limit) for part in local)
+    return bytes(local) if 0 < _length(local) <= limit else local
 
 
 def create_dci_pool(
@@ -528,21 +665,25 @@ def create_dci_pool(
     :func:`least_loaded`, :func:`sticky` or a function like them.
     """
     check_dc(device)
-    if not 1 <= size <= 1024:
-        raise UsageError(f"size: 1 to 1024 DCIs, not {size}")
+    if not isinstance(size, int) or not 1 <= size <= 1024:
+        raise UsageError(f"size: 1 to 1024 DCIs, not {size!r}")
     caps = device.mlx5.dci_streams_caps
     most, most_errored = caps["max_log_num_concurent"], caps["max_log_num_errored"]
     streams: int | None = log_streams
     if streams is None:
         streams = min(most, 4) if most else None
     errored = log_errored if log_errored is not None else min(most_errored, streams or 0)
-    if streams is not None and not 0 <= streams <= most:
+    if streams is not None and not most:
+        raise UnsupportedError(device.name, "DCI streams", "max_log_num_concurent is 0 (mlx5dv_query_device(3))")
+    if streams is not None and (not isinstance(streams, int) or not 0 <= streams <= most):
         raise UsageError(f"log_streams: 0 to {most} on {device.name}, not {streams}")
-    if not 0 <= errored <= max(most_errored, 0):
+    if not isinstance(errored, int) or not 0 <= errored <= most_errored:
         raise UsageError(f"log_errored: 0 to {most_errored} on {device.name}, not {errored}")
     wanted = config if config is not None else QPConfig()
     wanted.check()
-    return Pending(device.control, _create(device, size, (wanted, streams, errored, 0), policy), dispose=True)
+    check_limits(device, wanted)
+    creation = _create(device, size, (wanted, streams, errored, 0), policy)
+    return device._made(Pending(device.control, creation, dispose=True))
 
 
 async def _create(device: Device, size: int, settings: Any, policy: Policy) -> DCIPool:
@@ -554,4 +695,6 @@ async def _create(device: Device, size: int, settings: Any, policy: Policy) -> D
         for dci in dcis:
             dci.close()
         raise
-    return DCIPool(device, dcis, settings, policy)
+    pool = DCIPool(device, dcis, settings, policy)
+    device.adopt(pool)
+    return pool
