@@ -6,10 +6,9 @@ can be wrong is checked before: an exception between the two would leave libmlx5
 there. The pages: mlx5dv_wr_post(3), ibv_wr_post(3).
 """
 
-from libc.errno cimport EINVAL, ENOMEM
+from libc.errno cimport EINVAL
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from aiordma cimport _ibv as v
@@ -17,6 +16,9 @@ from aiordma cimport _mlx5dv as dv
 from aiordma._dataplane cimport Completion, PostFunction, WorkQueue
 from aiordma._memory cimport MemorySlice, Region, RemoteBuffer
 from aiordma._post cimport QueuePairBase
+from aiordma._waitable cimport Waitable
+
+from functools import partial
 
 from aiordma._dataplane import REQUEST_MEMCPY, REQUEST_RAW_WQE, REQUEST_UMR
 from aiordma.errors import AccessFlagsError, BufferAccessError, ClosedError, UnsupportedError, UsageError
@@ -30,6 +32,7 @@ cdef enum:
     UMR_LIST = 0
     UMR_INTERLEAVED = 1
     UMR_CONFIGURE = 2
+    QUEUED = 0  # a Completion that waits for a slot (_dataplane.pyx)
     CE_CQ_UPDATE = 2 << 2  # control segment, fm_ce_se: completion always (mlx5dv.h MLX5_WQE_CTRL_CQ_UPDATE)
 
 cdef int UMR = REQUEST_UMR
@@ -212,6 +215,11 @@ cdef class MkeyBase:
         """LOCAL_INV has completed: the layout is gone."""
         self._unbind()
 
+    def _layout_done(self, Completion registration, Region region) -> None:
+        """The work request that registers ``region``'s layout is over: where it failed there is none."""
+        if self.region is region and (registration._status != 0 or registration.error is not None):
+            self._unbind()
+
     @property
     def lkey(self) -> int:
         """The key for local use."""
@@ -281,18 +289,16 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
 
     cdef Completion _custom(self, int request, object keepalive, unsigned int flags, PostFunction post, const void *payload,
                             size_t size):
-        cdef Completion c = self._new(request, flags)
+        cdef Completion c
+        if self.always_signal:
+            flags |= v.IBV_SEND_SIGNALED
+        c = self._new(request, flags)
         c.keepalive = keepalive
-        if keepalive is not None:
-            if isinstance(keepalive, MemorySlice):
-                (<MemorySlice>keepalive).region.inflight += 1
-            else:
-                for part in <tuple>keepalive:
-                    (<MemorySlice>part).region.inflight += 1
+        _enter(keepalive)
         try:
             self._send._submit_custom(post, payload, size, flags, c)
         except BaseException as e:
-            c.internal = True
+            c.internal = True  # raised here, nobody else to tell
             c._fail(e)
             raise
         return c
@@ -388,7 +394,7 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
         p.configure = configure
         return self._post_layout(mkey, total, access, parts, p, sizeof(UmrPayload) + len(parts) * sizeof(v.ibv_sge), signaled)
 
-    def _register_interleaved(self, MkeyBase mkey not None, blocks, uint32_t repeat_count, int access, bint signaled,
+    def _register_interleaved(self, MkeyBase mkey not None, blocks, repeat_count, int access, bint signaled,
                               bint configure, bint rebind):
         cdef uint64_t buffer[PAYLOAD_WORDS]
         cdef UmrPayload *p = <UmrPayload *>buffer
@@ -400,8 +406,8 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
         self._check_umr(mkey, access, n, min(self.umr_interleaved, <uint32_t>MAX_LAYOUT), "interleaved entries", 1)
         if mkey.region is not None and not rebind:
             raise UsageError(f"{mkey!r} is bound: await qp.invalidate(mkey) before another layout")
-        if repeat_count == 0:
-            raise UsageError("repeat_count: at least 1")
+        if not isinstance(repeat_count, int) or not 1 <= repeat_count <= 0xFFFFFFFF:
+            raise UsageError(f"repeat_count: 1 to {0xFFFFFFFF}, not {repeat_count!r}")
         for i, (item, bytes_count, bytes_skip) in enumerate(blocks):
             if not isinstance(item, MemorySlice):
                 raise BufferAccessError(f"a layout is made of slices of registered memory, not {type(item).__name__}")
@@ -418,7 +424,7 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
                 )
             count = bytes_count
             skip = bytes_skip
-            if (<uint64_t>repeat_count - 1) * (count + skip) + count > part.length:
+            if (repeat_count - 1) * (count + skip) + count > part.length:
                 raise UsageError(
                     f"block {i}: {repeat_count} times {bytes_count} bytes at a distance of {bytes_count + bytes_skip} reach beyond "
                     f"{part!r}"
@@ -448,16 +454,31 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
         except BaseException:
             mkey._unbind()
             raise
+        c.on_finish(partial(mkey._layout_done, c, mkey.region))
         return c
+
+    def _finish_unsignaled(self) -> None:
+        """What was posted unsignalled gets a completion behind it, for those who wait until a region is idle."""
+        self._send._mark_idle()
+
+    def _posted_here(self, Completion operation not None) -> bool:
+        """Whether it's an operation of this QP's send queue."""
+        return operation.queue is self._send
 
     # -------------------------------------------------------------- raw WQEs
 
     def _post_raw(self, wqe, tuple keep) -> Completion:
-        cdef const uint8_t[::1] view = wqe
+        cdef const uint8_t[::1] view
         cdef uint8_t buffer[MAX_WQE]
-        cdef size_t size, given = view.shape[0]
+        cdef size_t size, given
+        cdef uint32_t qpn
         cdef unsigned int flags = 0
         self._check_send()
+        try:
+            view = memoryview(wqe).cast("B")
+        except (TypeError, ValueError, BufferError) as e:
+            raise BufferAccessError(f"a WQE is a Wqe or contiguous bytes, not {type(wqe).__name__}: {e}") from e
+        given = view.shape[0]
         if not self.raw:
             raise UnsupportedError(self.device_name, "raw WQEs on this QP", "create it with raw_wqe=True")
         if given < 16:
@@ -473,8 +494,13 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
                 f"a WQE of {size} bytes, but this QP has room for {self.wqe_limit} in one work request: create it with more "
                 "max_send_sge or max_inline_data"
             )
+        qpn = <uint32_t>view[4] << 16 | <uint32_t>view[5] << 8 | view[6]
+        if qpn != self._send.qp_num:
+            raise UsageError(f"the WQE's control segment names QP {qpn:#x}, but this one is {self._send.qp_num:#x}")
         for part in keep:
-            _usable(<MemorySlice?>part, 0, self.domain)
+            if not isinstance(part, MemorySlice):
+                raise BufferAccessError(f"keep: slices of registered memory, not {type(part).__name__}")
+            _usable(<MemorySlice>part, 0, self.domain)
         memcpy(buffer, &view[0], size)
         if buffer[11] & CE_CQ_UPDATE == CE_CQ_UPDATE:
             flags = v.IBV_SEND_SIGNALED
@@ -483,6 +509,18 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
 
 cdef inline unsigned int _flags(bint signaled, bint fence):
     return (v.IBV_SEND_SIGNALED if signaled else 0) | (v.IBV_SEND_FENCE if fence else 0)
+
+
+cdef int _enter(object keepalive) except -1:
+    """Counts a work request on its regions; Completion takes it off again."""
+    if keepalive is None:
+        return 0
+    if isinstance(keepalive, MemorySlice):
+        (<MemorySlice>keepalive).region.inflight += 1
+    else:
+        for part in <tuple>keepalive:
+            (<MemorySlice>part).region.inflight += 1
+    return 0
 
 
 cdef int _usable(MemorySlice part, int need, object domain) except -1:
@@ -505,16 +543,35 @@ cdef class DcAddress:
     cdef readonly uint32_t dctn
     cdef readonly uint64_t key
     cdef readonly object owner
+    cdef object domain
+    cdef uint32_t waiting
+    cdef Waitable idle
 
-    def __init__(self, uintptr_t ah, uint32_t dctn, uint64_t key, owner):
+    def __init__(self, uintptr_t ah, uint32_t dctn, uint64_t key, owner, domain):
         self.ah = <dv.ibv_ah *>ah
         self.dctn = dctn
         self.key = key
         self.owner = owner
+        self.domain = domain
 
     def _shut(self) -> None:
-        """The address handle is being destroyed."""
-        self.ah = NULL
+        """No new work request may name it."""
+        self.domain = None
+
+    def _notify_idle(self, Waitable signal not None) -> None:
+        """``signal`` finishes when no work request that waits for a slot names the address handle. A posted one has a copy
+        of what is in it."""
+        if self.waiting:
+            self.idle = signal
+        else:
+            signal._finish()
+
+    def _left(self) -> None:
+        cdef Waitable idle = self.idle
+        self.waiting -= 1
+        if self.waiting == 0 and idle is not None:
+            self.idle = None
+            idle._finish()
 
 
 cdef class DcInitiatorBase(Mlx5QueuePairBase):
@@ -525,23 +582,35 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
     def _set_streams(self, bint streams):
         self.streams = streams
 
-    cpdef Completion _post_to(self, DcAddress target, int opcode, object local, RemoteBuffer remote, object imm,
-                             object inline, unsigned int flags, uint32_t stream, object compare_add, object swap):
+    cpdef Completion _post_to(self, DcAddress target, int opcode, object local, object there, object imm,
+                             object inline, unsigned int flags, object stream, object compare_add, object swap):
         cdef uint64_t buffer[PAYLOAD_WORDS]
         cdef DcPayload *p = <DcPayload *>buffer
         cdef v.ibv_send_wr wr
         cdef v.ibv_sge sges[MAX_SGE]
         cdef Completion c
+        cdef RemoteBuffer remote = None
         cdef uint8_t *data
         cdef size_t size = sizeof(DcPayload)
         cdef object pins = None
         cdef int i
         self._check_send()
-        if target.ah == NULL:
-            raise ClosedError("the DC target's address handle is closed")
+        if target is None:
+            raise UsageError("the target is a DcPeer, made by reach(info), not None")
+        if target.domain is not self.domain:
+            if target.domain is None:
+                raise ClosedError(f"{target!r} is closed")
+            raise UsageError(f"{target!r} was made for another device")
+        if isinstance(there, RemoteBuffer):
+            remote = <RemoteBuffer>there
+        elif opcode != v.IBV_WR_SEND and opcode != v.IBV_WR_SEND_WITH_IMM and opcode != v.IBV_WR_SEND_WITH_INV:
+            raise BufferAccessError(f"remote is a RemoteBuffer (from the peer's mr.remote()), not {type(there).__name__}")
+        if not isinstance(stream, int) or not 0 <= stream <= 0xFFFF:
+            raise UsageError(f"stream_id: 0 to 65535, not {stream!r}")
         if stream and not self.streams:
             raise UsageError("this DCI was made without streams: stream_id must be 0")
-        c = self._new(opcode, flags)
+        # Everything is signalled: nothing that marks the end of unsignalled requests can be posted without a target.
+        c = self._new(opcode, flags | v.IBV_SEND_SIGNALED)
         if opcode == v.IBV_WR_ATOMIC_CMP_AND_SWP or opcode == v.IBV_WR_ATOMIC_FETCH_AND_ADD:
             self._build_atomic(&wr, sges, c, opcode, local, remote, compare_add, swap, flags)
         else:
@@ -561,8 +630,8 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
         if compare_add is not None:
             p.compare_add = <uint64_t>(compare_add & 0xFFFFFFFFFFFFFFFF)
             p.swap = <uint64_t>(swap & 0xFFFFFFFFFFFFFFFF)
-        if wr.send_flags & v.IBV_SEND_INLINE and c.local_len > 1024:
-            wr.send_flags &= ~<unsigned int>v.IBV_SEND_INLINE
+        if wr.send_flags & v.IBV_SEND_INLINE and c.local_len > MAX_WQE:
+            raise UsageError(f"{c.local_len} bytes don't fit inline into a WQE")
         if wr.send_flags & v.IBV_SEND_INLINE:
             data = <uint8_t *>(p + 1)
             for i in range(wr.num_sge):
@@ -576,17 +645,33 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             size += <size_t>wr.num_sge * sizeof(v.ibv_sge)
         if pins is not None:
             pins.release()
-        if c.keepalive is not None:
-            if isinstance(c.keepalive, MemorySlice):
-                (<MemorySlice>c.keepalive).region.inflight += 1
-            else:
-                for part in <tuple>c.keepalive:
-                    (<MemorySlice>part).region.inflight += 1
+        _enter(c.keepalive)
         c.companion = target
         try:
             self._send._submit_custom(_post_dc, p, size, wr.send_flags, c)
         except BaseException as e:
-            c.internal = True
+            c.internal = True  # raised here, nobody else to tell
             c._fail(e)
             raise
+        if c.state == QUEUED:
+            target.waiting += 1
+            c.on_finish(target._left)
         return c
+
+
+# ---------------------------------------------------------------- what a pool's operations use
+
+
+def hold(tuple parts) -> None:
+    """Counts an operation on the regions of ``parts``, so that they stay registered."""
+    _enter(parts)
+
+
+def let_go(tuple parts) -> None:
+    """The operation is over."""
+    cdef Region region
+    for part in parts:
+        region = (<MemorySlice>part).region
+        region.inflight -= 1
+        if region.inflight == 0:
+            region.announce_idle()

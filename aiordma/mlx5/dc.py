@@ -20,14 +20,15 @@ from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import DcAddress, DcInitiatorBase
-from aiordma._offload import Pending, in_thread
+from aiordma._offload import Pending, in_thread, in_use, until
+from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.gid import GidType, match
 from aiordma.mlx5.qp import INIT_PD, INIT_SEND_OPS, MASK_DC, MASK_DCI_STREAMS, MASK_SEND_OPS, OPS_MEMCPY, VERBS_OPS_DCI
 from aiordma.qp import INIT, RTR, RTS, QPConfig, VerbsQueuePair, cap, check_limits, make
 
 if TYPE_CHECKING:
-    from aiordma._post import Source, Target
+    from aiordma._post import Batch, Source, Target
     from aiordma.device import Device
     from aiordma.srq import SharedReceiveQueue
 
@@ -114,6 +115,7 @@ class DCTInfo:
 
 def check_dc(device: Device) -> None:
     """:class:`UnsupportedError` where DC can't be had."""
+    device._check_open()
     if device.mlx5 is None:
         raise UnsupportedError(device.name, "DC transport", "it isn't an mlx5 device, or DEVX isn't permitted")
 
@@ -267,11 +269,11 @@ def create_dc_target(
     if srq.device is not device:
         raise UsageError("the SRQ belongs to another device")
     key = secrets.randbits(64) if dc_key is None else dc_key
-    if not 0 <= key < 1 << 64:
+    if not isinstance(key, int) or not 0 <= key < 1 << 64:
         raise UsageError(f"dc_key: an unsigned 64-bit number, not {dc_key!r}")
     wanted = config if config is not None else QPConfig()
     wanted.check()
-    return Pending(device.control, _create_target(device, srq, key, wanted), dispose=True)
+    return device._made(Pending(device.control, _create_target(device, srq, key, wanted), dispose=True))
 
 
 async def _create_target(device: Device, srq: SharedReceiveQueue, key: int, config: QPConfig) -> DCTarget:
@@ -341,8 +343,9 @@ class DcPeer(DcAddress):
 
     def __init__(self, device: Device, pyverbs_ah: Any, info: DCTInfo) -> None:
         address = _control.ah_address(pyverbs_ah, device.context_address, device.pd_address)
-        super().__init__(address, info.dctn, info.dc_key, pyverbs_ah)
+        super().__init__(address, info.dctn, info.dc_key, pyverbs_ah, device.pd)
         self._device = device
+        self._pyverbs = pyverbs_ah
         self._info = info
         self._closing: Pending[None] | None = None
 
@@ -363,14 +366,21 @@ class DcPeer(DcAddress):
         return self._closing is not None
 
     def close(self) -> Pending[None]:
-        """Destroys the address handle, off the loop, as soon as no work request uses it; started by the call."""
+        """Destroys the address handle, off the loop, as soon as no work request that waits for a slot uses it.
+
+        Started by the call; a second call gives the same operation.
+        """
         if self._closing is None:
+            self._device.control.hooks.verify()
+            self._shut()
             self._closing = Pending(self._device.control, self._close())
         return self._closing
 
     async def _close(self) -> None:
-        # A posted WQE holds a copy of the address vector, not the handle, so it may go at any time.
-        self._shut()
+        # A posted WQE holds a copy of the address vector, not the handle.
+        idle = Signal(self._device.control.hooks)
+        self._notify_idle(idle)
+        await until(idle)
         try:
             await in_thread(self._device.control, self.owner.close)
         finally:
@@ -391,8 +401,9 @@ class DcPeer(DcAddress):
 class DCInitiator(VerbsQueuePair, DcInitiatorBase):
     """A DCI: the posting calls of a QP, each with the target that it goes to, and with the stream it's on.
 
-    Made by :func:`create_dc_initiator`, in RTS. All of them post at once and return a :class:`Completion`. Requests of one
-    stream happen in order; those of different streams side by side. See :class:`DCIPool` for many targets.
+    Made by :func:`create_dc_initiator`, in RTS. All of them post at once and return a :class:`Completion`; all requests are
+    signalled, whatever ``signaled`` says. Requests of one stream happen in order; those of different streams side by
+    side. See :class:`DCIPool` for many targets.
 
     Without streams an operation that fails puts the DCI into the error state. With them only its stream fails: what else
     is on the stream is flushed, and :meth:`reset_stream` makes it usable again; when 2**log_errored streams are in error
@@ -439,11 +450,16 @@ class DCInitiator(VerbsQueuePair, DcInitiatorBase):
         """
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
+        if not isinstance(stream_id, int) or not 0 <= stream_id <= 0xFFFF:
+            raise UsageError(f"stream_id: 0 to 65535, not {stream_id!r}")
+        if not self._has_streams:
+            raise UsageError(f"{self!r} was made without streams")
+        self.device.control.hooks.verify()
         return Pending(self.device.control, self.reset_stream_now(stream_id))
 
     async def reset_stream_now(self, stream_id: int) -> None:
         """Inside a control operation: see :meth:`reset_stream`."""
-        await in_thread(self.device.control, _control.dci_stream_id_reset, self.address, stream_id)
+        await in_use(self.device.control, self.address, _control.dci_stream_id_reset, self.address, stream_id)
 
     # The requests of a DCI need a target, so its calls can't have the signatures of a connected QP's.
 
@@ -536,6 +552,22 @@ class DCInitiator(VerbsQueuePair, DcInitiatorBase):
         """A DCI receives nothing: :class:`UsageError`."""
         raise UsageError("a DCI only sends: receives are posted to the SRQ of a DCTarget")
 
+    def local_inv(self, rkey: int, *, signaled: bool = True, fence: bool = False) -> Completion:
+        """Not on a DCI: :class:`UsageError`."""
+        raise UsageError("mkeys and windows are invalidated on an RC QP")
+
+    def batch(self) -> Batch:
+        """Not on a DCI: :class:`UsageError`."""
+        raise UsageError("the requests of a DCI each name a target: post them one by one")
+
+    def rdma_write_many(self, pairs: object) -> Completion:
+        """Not on a DCI: :class:`UsageError`."""
+        raise UsageError("the requests of a DCI each name a target: post them one by one")
+
+    def rdma_read_many(self, pairs: object) -> Completion:
+        """Not on a DCI: :class:`UsageError`."""
+        raise UsageError("the requests of a DCI each name a target: post them one by one")
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.state
         return f"<DCInitiator {self.qp_num:#x} {state} on {self.device.name}>"
@@ -547,7 +579,10 @@ def _flags(signaled: bool, fence: bool, solicited: bool) -> int:
 
 def reach(device: Device, info: DCTInfo, config: QPConfig) -> Pending[DcPeer]:
     """The address of a target from ``device``; see :meth:`DCInitiator.reach`."""
-    return Pending(device.control, _reach(device, info, config), dispose=True)
+    device._check_open()
+    if not isinstance(info, DCTInfo):
+        raise UsageError(f"reach() takes the target's DCTInfo, not {type(info).__name__}")
+    return device._made(Pending(device.control, _reach(device, info, config), dispose=True))
 
 
 async def _reach(device: Device, info: DCTInfo, config: QPConfig) -> DcPeer:
@@ -602,16 +637,15 @@ def create_dc_initiator(
         caps = device.mlx5.dci_streams_caps
         if not caps["max_log_num_concurent"]:
             raise UnsupportedError(device.name, "DCI streams", "max_log_num_concurent is 0 (mlx5dv_query_device(3))")
-        if not 0 <= log_streams <= caps["max_log_num_concurent"]:
+        if not isinstance(log_streams, int) or not 0 <= log_streams <= caps["max_log_num_concurent"]:
             raise UsageError(f"log_streams: 0 to {caps['max_log_num_concurent']} on {device.name}, not {log_streams}")
-        if not 0 <= log_errored <= caps["max_log_num_errored"]:
+        if not isinstance(log_errored, int) or not 0 <= log_errored <= caps["max_log_num_errored"]:
             raise UsageError(f"log_errored: 0 to {caps['max_log_num_errored']} on {device.name}, not {log_errored}")
     limit = int(device.mlx5.max_wr_memcpy_length)
     if memcpy and not limit:
         raise UnsupportedError(device.name, "DMA memcpy", "max_wr_memcpy_length is 0 (mlx5dv_query_device(3))")
-    return Pending(
-        device.control, create_initiator(device, wanted, log_streams, log_errored, limit if memcpy else 0), dispose=True
-    )
+    creation = create_initiator(device, wanted, log_streams, log_errored, limit if memcpy else 0)
+    return device._made(Pending(device.control, creation, dispose=True))
 
 
 async def create_initiator(
