@@ -1209,7 +1209,8 @@ cdef class WorkQueue:
     cdef int _mark_idle(self) except -1:
         """For whoever waits until the queue is idle: something signalled is always last in it."""
         # While something waits for a slot the queue is full, and then holds a signalled request (see _count_signal).
-        if self.kind != KIND_SEND or self.closed or self.used == 0 or self.deferred_head != NULL:
+        # Where no marker can be posted everything is signalled.
+        if not self.can_mark or self.closed or self.used == 0 or self.deferred_head != NULL:
             return 0
         if self.cq.error is None and (not self.any_signaled or self.head - 1 != self.last_signaled):
             self._mark()
