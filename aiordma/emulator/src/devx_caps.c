@@ -51,6 +51,7 @@ static void fill_umr(const struct emu_limits *l, uint8_t *caps)
 		prm_set(caps, CAP_LOG_MAX_KLM_LIST_SIZE, devx_log2(DEVX_MAX_KLM));
 	else
 		prm_set(caps, CAP_UMR_INDIRECT_MKEY_DISABLED, 1);
+	prm_set(caps, CAP_MAX_INDIRECTION, EMU_MAX_INDIRECTION);
 	prm_set(caps, CAP_REPEATED_BLOCK_DISABLED, !l->umr);
 	prm_set(caps, CAP_UMR_MODIFY_ENTITY_SIZE_DISABLED, 1); /* keys have pages of one size: there are no pages */
 }

@@ -115,6 +115,7 @@ enum prm_status {
 #define CAP_LOG_MAX_CQ F(0xdb, 5)
 #define CAP_LOG_MAX_MKEY F(0xea, 6)
 #define CAP_LOG_MAX_EQ F(0xfc, 4)
+#define CAP_MAX_INDIRECTION F(0x100, 8)
 #define CAP_LOG_MAX_MRW_SZ F(0x109, 7)
 #define CAP_LOG_MAX_KLM_LIST_SIZE F(0x11a, 6)
 #define CAP_QPC_EXTENSION F(0x122, 1)

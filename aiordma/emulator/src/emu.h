@@ -31,6 +31,8 @@
 #define EMU_MAX_GIDS 32
 #define EMU_NAME_MAX 64 /* IBV_SYSFS_NAME_MAX */
 #define EMU_PAGE 4096u
+/* Keys that name keys that name keys: how far the device follows. It tells, as max_indirection (mlx5_ifc.h). */
+#define EMU_MAX_INDIRECTION 4
 
 /* ---------------------------------------------------------------- lists */
 

@@ -13,10 +13,6 @@
 #define FIRST_INDEX 0x10u
 #define INDEX_RANGE ((1u << 20) - FIRST_INDEX)
 
-/* Keys that name keys that name keys: how far the device follows. The PRM's limit isn't public; mlx5's own layers
- * never nest more than one UMR key in another. */
-#define MAX_DEPTH 4
-
 int emu_mkey_insert(struct emu_device *dev, struct emu_mkey *m)
 {
 	uint32_t limit = m->o.type == EMU_MW ? dev->limits.max_mw : dev->limits.max_mr;
@@ -131,7 +127,7 @@ static bool translate(const struct nic_access *a, uint32_t key, uint64_t addr, u
 	 * small pieces. */
 	if (!sgl)
 		return true;
-	if (depth >= MAX_DEPTH)
+	if (depth >= EMU_MAX_INDIRECTION)
 		return false;
 
 	struct nic_access inner = inner_access(a);
