@@ -618,7 +618,8 @@ cdef class CompletionQueue:
         if not self.tick_scheduled:
             self.hooks.call_soon(self.tick_callback)
             self.tick_scheduled = True
-            self.hooks.verified = True
+            # Where no loop runs yet, the next thing may come on another one.
+            self.hooks.verified = self.hooks.running_loop() is self.hooks.loop
             self.immediate = 0
             self.last_turn_ns = aior_now_ns()
         return 0
