@@ -239,9 +239,10 @@ _RANDOM_ORDER = """
 """
 
 
-def test_objects_dropped_in_any_order_end_quietly(run_python: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_objects_dropped_in_any_order_end_quietly(first: int, run_python: Callable[..., Any]) -> None:
     """rdma-core PR1618: garbage collection closed a CQ after its context: EBADF, or the end of the process."""
-    done = run_python(_RANDOM_ORDER, *map(str, range(100)))
+    done = run_python(_RANDOM_ORDER, *map(str, range(first, first + 20)))
     assert (done.stdout, done.stderr) == ("all done\n", "")
 
 
