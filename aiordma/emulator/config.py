@@ -86,6 +86,8 @@ class Limits:
     umr: bool | None = None
     #: Dynamically connected transport.
     dc: bool | None = None
+    #: Streams of a DCI, as a power of two; 0: DCIs have no streams.
+    log_max_dci_streams: int | None = None
     #: Extended reliable connections.
     xrc: bool | None = None
 

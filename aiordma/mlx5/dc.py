@@ -20,7 +20,7 @@ from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import DcAddress, DcInitiatorBase
-from aiordma._offload import Pending, in_thread, in_use, until
+from aiordma._offload import Pending, in_thread, in_use, until, unused
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.gid import GidType, match
@@ -219,6 +219,7 @@ class DCTarget:
         return self._closing
 
     async def _close(self) -> None:
+        await unused(self._device.control, self._address)
         try:
             await in_thread(self._device.control, self._destroy)
         finally:

@@ -204,6 +204,29 @@ async def test_service_types(device: Device) -> None:
     cq.close()
 
 
+async def test_dc(device: Device) -> None:
+    from aiordma import mlx5
+
+    async with (
+        device.create_srq() as srq,
+        mlx5.create_dc_target(device, srq, dc_key=0x1234567) as target,
+        mlx5.create_dc_initiator(device) as initiator,
+    ):
+        dctc = await devx.query_dct(target)
+        assert dctc.dc_access_key == 0x1234567
+        assert dctc.port == 1
+        assert (dctc.rre, dctc.rwe) == (1, 1)
+        assert dctc.srqn_xrqn != 0
+        qpc = await devx.query_qp(initiator)
+        assert qpc.st is devx.ServiceType.DCI
+        assert qpc.state is S.RTS
+        assert 2**qpc.log_num_dci_stream_channels >= len(initiator.streams)
+        reset = devx.Rts2RtsQpIn(qpc_ext=1, opt_param_mask_95_32=devx.OptParam32.DCI_STREAM_CHANNEL_ID)
+        reset.qpc_data_ext.dci_stream_channel_id = 1
+        with pytest.raises(DevxError):  # it isn't in error
+            await devx.modify_qp(initiator, reset)
+
+
 # ---------------------------------------------------------------- completion queues
 
 

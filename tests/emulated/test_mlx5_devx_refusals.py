@@ -217,3 +217,19 @@ except devx.DevxError as e:
 """,
     )
     assert out.split() == ["0", "0", "INIT2INIT_QP", "3"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [("dict(dc=False)", ["0", "0", "0"]), ("dict(log_max_dci_streams=0)", ["1", "0", "0"])],
+)
+def test_dc_and_its_streams_switched_off(run_python: Callable[..., Any], limits: str, expected: list[str]) -> None:
+    out = _run(
+        run_python,
+        limits,
+        """
+caps = await devx.query_hca_cap(device)
+print(caps.dct, caps.log_max_dci_stream_channels, caps.log_max_dci_errored_streams)
+""",
+    )
+    assert out.split() == expected

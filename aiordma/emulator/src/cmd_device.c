@@ -220,8 +220,11 @@ static int query_device_uhw(struct emu_cmd *c)
 {
 	struct mlx5_ib_query_device_resp r = { .flags = MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD };
 
-	if (c->ctx->dev->limits.dc)
-		r.dci_streams_caps = (struct mlx5_ib_dci_streams_caps){ EMU_LOG_DCI_STREAMS, EMU_LOG_DCI_STREAMS };
+	if (c->ctx->dev->limits.dc) {
+		uint8_t log = (uint8_t)c->ctx->dev->limits.log_max_dci_streams;
+
+		r.dci_streams_caps = (struct mlx5_ib_dci_streams_caps){ log, log };
+	}
 	if (c->uhw_out.len && c->uhw_out.len < offsetof(struct mlx5_ib_query_device_resp, tso_caps))
 		return EINVAL;
 	r.response_length = (uint32_t)MIN(sizeof(r), c->uhw_out.len);

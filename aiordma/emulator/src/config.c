@@ -62,6 +62,7 @@ static const struct limit limits[] = {
 	LIMIT(atomics, 1, 1),
 	LIMIT(devx, 1, 1), /* 0: no firmware commands from user space, and what libmlx5 learns by them is unknown to it */
 	LIMIT(dc, 1, 1),
+	LIMIT(log_max_dci_streams, EMU_LOG_DCI_STREAMS, EMU_LOG_DCI_STREAMS),
 	LIMIT(xrc, 1, 1),
 	LIMIT(umr, 1, 1),  /* 0: no indirect keys that work requests change */
 };

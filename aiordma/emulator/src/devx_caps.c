@@ -10,7 +10,6 @@
 #include "devx.h"
 #include "wq.h"
 
-#define CAPS_BYTES 256 /* of each kind here; the largest kind, flow tables, has 4096 */
 
 /* Modifier: the kind above bit 0, which chooses the current or the greatest possible; the same here. */
 enum cap_kind {
@@ -23,6 +22,8 @@ enum cap_kind {
 	CAP_KIND_ESWITCH_FLOW_TABLE = 0x08,
 	CAP_KIND_ESWITCH = 0x09,
 	CAP_KIND_QOS = 0x0c,
+	CAP_KIND_DEBUG = 0x0d,
+	CAP_KIND_DEVICE_MEM = 0x0f,
 	CAP_KIND_GENERAL_2 = 0x20,
 };
 
@@ -66,11 +67,24 @@ static void fill_mmo(const struct emu_limits *l, uint8_t *caps)
 	prm_set(caps, CAP_LOG_DMA_MMO_MAX_SIZE, devx_log2(l->max_wr_memcpy_length));
 }
 
+static void fill_dc(const struct emu_limits *l, uint8_t *caps)
+{
+	if (!l->dc)
+		return;
+	prm_set(caps, CAP_DCT, 1);
+	prm_set(caps, CAP_DC_V2, 1);
+	prm_set(caps, CAP_LOG_MAX_RA_REQ_DC, devx_log2(l->max_qp_rd_atom));
+	prm_set(caps, CAP_LOG_MAX_RA_RES_DC, devx_log2(l->max_qp_init_rd_atom));
+	prm_set(caps, CAP_LOG_MAX_DCI_STREAM_CHANNELS, l->log_max_dci_streams);
+	prm_set(caps, CAP_LOG_MAX_DCI_ERRORED_STREAMS, l->log_max_dci_streams);
+}
+
 static void fill_general(const struct emu_device *d, uint8_t *caps)
 {
 	fill_limits(&d->limits, caps);
 	fill_umr(&d->limits, caps);
 	fill_mmo(&d->limits, caps);
+	fill_dc(&d->limits, caps);
 	prm_set(caps, CAP_PORT_TYPE, 1); /* Ethernet */
 	prm_set(caps, CAP_NUM_PORTS, d->nports);
 	prm_set(caps, CAP_CQE_VERSION, 1);
@@ -83,6 +97,7 @@ static void fill_general(const struct emu_device *d, uint8_t *caps)
 	prm_set(caps, CAP_RC, 1);
 	prm_set(caps, CAP_UC, 1);
 	prm_set(caps, CAP_UD, 1);
+	prm_set(caps, CAP_XRC, d->limits.xrc);
 	prm_set(caps, CAP_LOG_PG_SZ, 12);
 	prm_set(caps, CAP_BF, 1);
 	prm_set(caps, CAP_LOG_BF_REG_SIZE, 9);
@@ -113,6 +128,7 @@ static void fill_atomic(const struct emu_device *d, uint8_t *caps)
 		return;
 	prm_set(caps, ATOMIC_CAPS_OPERATIONS, 0x3);
 	prm_set(caps, ATOMIC_CAPS_SIZE_QP, 0x8);
+	prm_set(caps, ATOMIC_CAPS_SIZE_DC, d->limits.dc ? 0x8 : 0);
 }
 
 static void fill_roce(const struct emu_device *d, uint8_t *caps)
@@ -147,6 +163,8 @@ static uint8_t query_hca_cap(struct devx_call *c)
 	case CAP_KIND_ESWITCH_FLOW_TABLE:
 	case CAP_KIND_ESWITCH:
 	case CAP_KIND_QOS:
+	case CAP_KIND_DEBUG:
+	case CAP_KIND_DEVICE_MEM:
 	case CAP_KIND_GENERAL_2:
 		return STAT_OK;
 	default:

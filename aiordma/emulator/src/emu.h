@@ -71,6 +71,7 @@ struct emu_limits {
 	uint32_t max_wr_memcpy_length; /* bytes; 0: the device has no DMA memcpy */
 	bool atomics;
 	bool devx, umr;
+	uint32_t log_max_dci_streams; /* 0: DCIs have none */
 	bool dc, xrc; /* dynamically connected transport; extended reliable connections */
 };
 

@@ -81,7 +81,8 @@ static int check_limits(const struct emu_limits *l, const struct ib_uverbs_qp_ca
 }
 
 /* process_vendor_flags() in mlx5/qp.c refuses what the device can't do. */
-static int check_provider_part(const struct emu_qp_request *r, const struct mlx5_ib_create_qp *u)
+static int check_provider_part(const struct emu_limits *l, const struct emu_qp_request *r,
+			       const struct mlx5_ib_create_qp *u)
 {
 	/* Scattering to the CQE is the device's choice and it never takes it; packet credits change nothing visible. */
 	uint32_t known = MLX5_QP_FLAG_BFREG_INDEX | MLX5_QP_FLAG_UAR_PAGE_INDEX | MLX5_QP_FLAG_SCATTER_CQE |
@@ -89,7 +90,7 @@ static int check_provider_part(const struct emu_qp_request *r, const struct mlx5
 
 	if (r->type == IBV_QPT_DRIVER)
 		known |= FLAGS_DC;
-	if (u->flags & MLX5_QP_FLAG_TYPE_DCI)
+	if (u->flags & MLX5_QP_FLAG_TYPE_DCI && l->log_max_dci_streams)
 		known |= MLX5_QP_FLAG_DCI_STREAM;
 	if (u->flags & ~known) {
 		emu_log(EMU_INFO, "queue pair flags 0x%x are not implemented", u->flags & ~known);
@@ -104,8 +105,8 @@ static int check_provider_part(const struct emu_qp_request *r, const struct mlx5
 		return EINVAL;
 	if (u->flags & MLX5_QP_FLAG_TYPE_DCT)
 		return r->srq ? 0 : EINVAL;
-	if (u->flags & MLX5_QP_FLAG_DCI_STREAM && (u->dci_streams.log_num_concurent > EMU_LOG_DCI_STREAMS ||
-						   u->dci_streams.log_num_errored > EMU_LOG_DCI_STREAMS))
+	if (u->flags & MLX5_QP_FLAG_DCI_STREAM && (u->dci_streams.log_num_concurent > l->log_max_dci_streams ||
+						   u->dci_streams.log_num_errored > l->log_max_dci_streams))
 		return EINVAL;
 	return 0;
 }
@@ -217,7 +218,7 @@ static int read_provider_part(struct emu_cmd *c, const struct emu_qp_request *r,
 		return 0;
 	}
 	err = cmd_uhw_request(c, u, offsetof(struct mlx5_ib_create_qp, uidx) + sizeof(u->uidx), sizeof(*u));
-	return err ? err : check_provider_part(r, u);
+	return err ? err : check_provider_part(&c->ctx->dev->limits, r, u);
 }
 
 int emu_qp_create(struct emu_cmd *c, const struct emu_qp_request *r, struct emu_qp **out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from aiordma import _control, _devx
 from aiordma._dataplane import CompletionQueue
@@ -11,11 +11,12 @@ from aiordma._offload import Control, Pending, in_use
 from aiordma.errors import ClosedError, DevxError, UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.devx.commands import Command, Output, output_size
 from aiordma.mlx5.devx.enums import Status, opcode_name
-from aiordma.qp import QueuePair
+from aiordma.qp import VerbsQueuePair
 from aiordma.srq import SharedReceiveQueue
 
 if TYPE_CHECKING:
     from aiordma.device import Device
+    from aiordma.mlx5.dc import DCTarget
 
 __all__ = [
     "CommandLike",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 CommandLike: TypeAlias = "Command | bytes | bytearray | memoryview"
+_Ours: TypeAlias = "VerbsQueuePair | DCTarget | SharedReceiveQueue"
 
 MAX_OUTPUT = 0xFFFF  # lengths have 16 bits in the kernel's interface
 HEADER = 16
@@ -93,16 +95,15 @@ class Target:
 
 
 def _device_of(obj: Any, device: Device | None) -> Device:
-    own = getattr(obj, "device", None) if isinstance(obj, QueuePair | SharedReceiveQueue) else None
-    found: Device | None = own if own is not None else device
+    found = obj.device if _is_ours(obj) else device
     if found is None:
         raise UsageError(f"{type(obj).__name__} doesn't tell which device it's on: say device=...")
     return found
 
 
-def _check_kind(obj: Any, kind: int, wanted: int, what: str) -> None:
+def _check_kind(obj: Any, kind: int, wanted: int) -> None:
     if kind != wanted:
-        raise UsageError(f"{what}, not a {type(obj).__name__}")
+        raise UsageError(f"{_WHAT[wanted]}, not a {type(obj).__name__}")
 
 
 _WHAT = {
@@ -114,23 +115,35 @@ _WHAT = {
 }
 
 
+def _is_ours(obj: Any) -> TypeGuard[_Ours]:
+    # That module's own imports end here.
+    from aiordma.mlx5.dc import DCTarget
+
+    return isinstance(obj, VerbsQueuePair | DCTarget | SharedReceiveQueue)
+
+
+def _number(obj: _Ours) -> int:
+    if isinstance(obj, SharedReceiveQueue):
+        return _devx.srq_number(obj.address)
+    return obj.qp_num if isinstance(obj, VerbsQueuePair) else obj.dctn
+
+
 def find(obj: Any, wanted: int, device: Device | None) -> Target:
     """The verbs object in one of aiordma's or of pyverbs'. On the loop's thread."""
     owner = _device_of(obj, device)
     require(owner)
     context = owner.context_address
-    if isinstance(obj, QueuePair | SharedReceiveQueue):
+    if _is_ours(obj):
         if obj.closed:
             raise ClosedError(f"{obj!r} is closed")
-        kind = _devx.QP if isinstance(obj, QueuePair) else _devx.SRQ
-        _check_kind(obj, kind, wanted, _WHAT[wanted])
-        number = obj.qp_num if isinstance(obj, QueuePair) else _devx.srq_number(obj.address)
-        return Target(owner, kind, obj.address, number, obj)
+        kind = _devx.SRQ if isinstance(obj, SharedReceiveQueue) else _devx.QP
+        _check_kind(obj, kind, wanted)
+        return Target(owner, kind, obj.address, _number(obj), obj)
     if isinstance(obj, CompletionQueue):
-        _check_kind(obj, _devx.CQ, wanted, _WHAT[wanted])
+        _check_kind(obj, _devx.CQ, wanted)
         obj = obj.pyverbs
     kind = _pyverbs_kind(obj)
-    _check_kind(obj, kind, wanted, _WHAT[wanted])
+    _check_kind(obj, kind, wanted)
     if kind == _devx.QP:
         return Target(owner, kind, _control.qp_address(obj, context), obj.qp_num, obj)
     if kind == _devx.CQ:

@@ -262,6 +262,8 @@ class CapKind(enum.IntEnum):
     ESWITCH_FLOW_TABLE = 0x08
     ESWITCH = 0x09
     QOS = 0x0C
+    DEBUG = 0x0D
+    DEVICE_MEM = 0x0F
     CRYPTO = 0x1A
     GENERAL_2 = 0x20
 
