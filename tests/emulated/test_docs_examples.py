@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/quickstart.md", "docs/emulated-nic.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/devx.md", "docs/emulated-nic.md")
 
 #: What must be among the output of a page's programs, in order.
 OUTPUT = {
@@ -20,6 +20,7 @@ OUTPUT = {
         "server found b'good morning'",
         "nothing came in time, and <Completion RECV",
     ],
+    "docs/devx.md": ["RTS True"],
     "docs/emulated-nic.md": ["mlx5_0 (aiordma's emulated NIC)", "mlx5_0\nmlx5_1", ""],
 }
 

@@ -28,6 +28,14 @@ EXPECTED = {
         "task cancelled: True; in memory: b'cancelled write'",
         "closed: WrFlushError, IBV_WC_WR_FLUSH_ERR",
     ],
+    "devx_query": [
+        "a new QP is in INIT",
+        "connected: RTS, to QP 0x",
+        "packets sent: 3",
+        "send queue: 0 blocks",
+        "refused: RST2INIT_QP, BAD_QP_STATE",
+        "DMA memcpy: yes",
+    ],
     "exchange": ["server: a client connected", "found b'written by RDMA'", "client: written and acknowledged"],
 }
 
