@@ -79,6 +79,8 @@ cdef class CompletionQueue:
     cdef readonly bint closed
     cdef readonly object error
     cdef list blocked
+    cdef void **held
+    cdef int _gone(self) except -1
     cdef bint tick_scheduled
     cdef bint polling
     cdef object tick_callback
@@ -140,6 +142,9 @@ cdef class WorkQueue:
     cdef readonly uint64_t n_completed
     cdef readonly uint64_t n_failed
     cdef readonly uint64_t n_deferred
+    cdef void **held
+    cdef object pyverbs
+    cdef int _check_alive(self) except -1
     cdef uint32_t _room(self)
     cdef int _post_chain(self, v.ibv_send_wr *first, uint32_t n, Completion c) except -1
     cdef int _submit(self, v.ibv_send_wr *wr, Completion c) except -1

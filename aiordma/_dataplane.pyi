@@ -92,6 +92,7 @@ class WorkQueue:
         srq: int = 0,
         qp_num: int = 0,
         can_mark: bool = False,
+        pyverbs: Any = None,
     ) -> None: ...
     @property
     def capacity(self) -> int: ...

@@ -121,6 +121,16 @@ _REQUEST_NAMES = {
 }
 
 
+cdef void **_word_of(object obj, void *value):
+    """Where a pyverbs object keeps a pointer: it turns to NULL when the object is closed, by whoever."""
+    cdef void **words = <void **><PyObject *>obj
+    cdef Py_ssize_t i
+    for i in range(2, type(obj).__basicsize__ // <Py_ssize_t>sizeof(void *)):
+        if words[i] == value:
+            return &words[i]
+    return NULL
+
+
 cdef class _Alarm:
     """Reports a failure that nobody looked at, when the operation that holds it goes away."""
 
@@ -489,6 +499,7 @@ cdef class CompletionQueue:
         self.pyverbs = pyverbs
         self.pyverbs_channel = pyverbs_channel
         self.capacity = self.cq.cqe
+        self.held = _word_of(pyverbs, <void *>self.cq)
         self.blocked = []
         self.tick_callback = self.tick
         self.spin_max_ns = <uint64_t>(spin_us * 1000)
@@ -533,7 +544,7 @@ cdef class CompletionQueue:
         cdef v.ibv_wc wc[BATCH]
         cdef uint32_t total = 0
         cdef int n
-        if self.closed or self.polling:
+        if self.closed or self.polling or self._gone():
             return 0
         self.polling = True
         try:
@@ -551,6 +562,15 @@ cdef class CompletionQueue:
         finally:
             self.polling = False
         return total
+
+    cdef int _gone(self) except -1:
+        """Whether the CQ was destroyed through its pyverbs object, or the PD's or context's, instead of the device's close()."""
+        if self.held == NULL or self.held[0] == <void *>self.cq:
+            return 0
+        self.held = NULL
+        self._fail_all(ClosedError("the CQ was destroyed by closing a pyverbs object; close the aiordma device instead"))
+        self.closed = True
+        return 1
 
     cdef int _spin(self, Waitable until) except -1:
         """Polls for up to the adaptive spin budget, without the GIL, until ``until`` has finished."""
@@ -640,7 +660,7 @@ cdef class CompletionQueue:
         cdef void *context
         cdef unsigned int events = 0
         cdef int rc
-        if self.closed:
+        if self.closed or self._gone():
             return
         self.n_wakeups += 1
         self.immediate = 0
@@ -736,7 +756,7 @@ cdef class WorkQueue:
     """
 
     def __init__(self, CompletionQueue cq not None, str kind, uint32_t capacity, uintptr_t qp=0, uintptr_t srq=0,
-                 uint32_t qp_num=0, bint can_mark=False):
+                 uint32_t qp_num=0, bint can_mark=False, pyverbs=None):
         cdef uint32_t i
         self.cq = cq
         self.kind = {"send": KIND_SEND, "streams": KIND_SEND, "recv": KIND_RECV, "srq": KIND_SRQ}[kind]
@@ -748,6 +768,9 @@ cdef class WorkQueue:
         self.capacity = capacity
         self.can_mark = can_mark
         self.limbo = []
+        self.pyverbs = pyverbs
+        if pyverbs is not None:
+            self.held = _word_of(pyverbs, <void *>self.qp if qp else <void *>self.srq)
         self.mask = 1
         while self.mask < capacity:
             self.mask <<= 1
@@ -779,6 +802,18 @@ cdef class WorkQueue:
         free(self.free_slots)
 
     # -------------------------------------------------------------- posting
+
+    cdef int _check_alive(self) except -1:
+        """Raises where the QP or SRQ was destroyed through a pyverbs object: posting would be the end of the process."""
+        if self.held == NULL or self.held[0] != NULL:
+            return 0
+        self.held = NULL
+        cdef object error = ClosedError(
+            f"the {'SRQ' if self.kind == KIND_SRQ else 'QP'} was destroyed by closing a pyverbs object (its own, the PD's or "
+            "the context's); close the aiordma object instead"
+        )
+        self.abandon(error)
+        raise error
 
     cdef uint32_t _room(self):
         cdef uint32_t cq_room
@@ -956,6 +991,8 @@ cdef class WorkQueue:
         cdef Deferred *node
         cdef Completion c
         cdef CompletionQueue cq = self.cq
+        if self.held != NULL and self.held[0] == NULL:
+            return 0  # destroyed: whoever posts next is told
         while self.deferred_head != NULL and self.used < self.capacity and not self.closed:
             if cq.outstanding >= cq.capacity:
                 if not self.blocked_on_cq:

@@ -156,6 +156,7 @@ cdef class Receiver:
         if queue.closed:
             _lost(queue)
             raise ClosedError("closed: no more receives can be posted")
+        queue._check_alive()
         c = Completion.__new__(Completion)
         c.hooks = queue.cq.hooks
         c.queue = queue
@@ -248,6 +249,7 @@ cdef class QueuePairBase(Receiver):
         if self._send.closed or self.qp == NULL:
             _lost(self._send)
             raise ClosedError(f"QP {self._send.qp_num:#x} is closed")
+        self._send._check_alive()
         # RTS and SQD take sends; in SQE and ERR they are flushed, which is the answer that the caller should see
         # (InfiniBand Architecture Specification vol. 1, 10.3.1).
         if <int>self.qp.state < <int>v.IBV_QPS_RTS:

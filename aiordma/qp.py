@@ -132,8 +132,10 @@ class VerbsQueuePair(QueuePairBase):
         self._released = False
         self._pid = os.getpid()
         can_mark = config.qp_type in ("RC", "UC")
-        send = WorkQueue(cqs[0], self._send_kind(), caps["max_send_wr"], address, 0, self._number, can_mark)
-        recv = None if srq is not None else WorkQueue(cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number)
+        send = WorkQueue(cqs[0], self._send_kind(), caps["max_send_wr"], address, 0, self._number, can_mark, pyverbs)
+        recv = None
+        if srq is None:
+            recv = WorkQueue(cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number, False, pyverbs)
         self._send_queue = send
         self._recv_queue = recv
         self._setup(

@@ -41,7 +41,7 @@ class SharedReceiveQueue(Receiver):
         self._cq = cq
         self._max_wr = max_wr
         self._address = _control.srq_address(pyverbs, device.context_address, device.pd_address)
-        self._queue = WorkQueue(cq, "srq", max_wr, 0, self._address)
+        self._queue = WorkQueue(cq, "srq", max_wr, 0, self._address, 0, False, pyverbs)
         self._attach_queue(self._queue, device.pd, max_sge)
         self._qps: weakref.WeakSet[VerbsQueuePair] = weakref.WeakSet()
         self._limit: Signal | None = None

@@ -1,0 +1,70 @@
+"""What happens when somebody closes the pyverbs objects beneath a device instead of the device."""
+
+from __future__ import annotations
+
+import pytest
+
+import aiordma
+from aiordma import ClosedError, RdmaError
+
+pytestmark = pytest.mark.anyio
+
+
+async def _connected() -> tuple[aiordma.Device, aiordma.MemoryRegion, aiordma.QueuePair, aiordma.QueuePair]:
+    device = await aiordma.open_device()
+    mr = await device.reg_mr(bytearray(4096))
+    a, b = await device.create_qp(), await device.create_qp()
+    await a.connect(b.info)
+    await b.connect(a.info)
+    return device, mr, a, b
+
+
+async def _close_quietly(device: aiordma.Device) -> None:
+    """Its objects are half gone; whatever their closing says, it comes to its end."""
+    try:
+        await device.close()
+    except RdmaError:
+        pass
+
+
+async def test_posting_on_a_qp_that_its_pd_took_down_is_an_error() -> None:
+    device, mr, a, b = await _connected()
+    srq = await device.create_srq()
+    waiting = [b.recv(mr[:8]), srq.recv(mr[8:16])]
+    with pytest.raises(Exception, match="busy"):
+        device.pd.close()  # takes QPs and SRQs down first, and then finds the MR
+    for post in (
+        lambda: a.send(b"x"),
+        lambda: b.recv(mr[:8]),
+        lambda: srq.recv(mr[:8]),
+        lambda: a.rdma_write(mr[:8], mr.remote()),
+    ):
+        with pytest.raises(ClosedError):
+            post()
+    for op in waiting:
+        with pytest.raises(ClosedError, match="pyverbs"):
+            await op
+    await _close_quietly(device)
+
+
+async def test_closing_a_pyverbs_qp_ends_what_is_in_flight_at_the_next_call() -> None:
+    device, mr, a, b = await _connected()
+    waiting = b.recv(mr)
+    b.pyverbs.close()
+    assert b.state == "ERR"
+    with pytest.raises(ClosedError, match="pyverbs"):
+        b.recv(mr)
+    with pytest.raises(ClosedError):
+        await waiting
+    await a.close()
+    await _close_quietly(device)
+
+
+async def test_awaiting_on_a_cq_that_its_context_took_down_is_an_error() -> None:
+    device, mr, _, b = await _connected()
+    waiting = b.recv(mr)
+    with pytest.raises(Exception, match="busy"):
+        device.context.close()
+    with pytest.raises(ClosedError):
+        await waiting
+    await _close_quietly(device)
