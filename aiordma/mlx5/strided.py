@@ -35,6 +35,8 @@ class _View:
         self.keep = source
         self.address: int = interface["data"][0]
         self.shape: tuple[int, ...] = interface["shape"]
+        if 0 in self.shape:
+            raise UsageError(f"an array of shape {self.shape} has no elements")
         self.itemsize: int = source.itemsize
         self.strides: tuple[int, ...] = source.strides
         self.low, self.high = extent(self.shape, self.strides, self.itemsize)
@@ -71,12 +73,12 @@ async def map_strided(qp: Mlx5QueuePair, mkey: Mkey, array: Any, mr: MemorySlice
         for registration in posted:
             await _finished(device.control, registration)
     except BaseException:
-        for registration in posted:
-            # Their errors are told by this one.
-            registration.on_finish(registration.exception)
-            await _over(device.control, registration)
-        mkey._unbound()
+        # The first that the device refused is what counts: the others failed, or could no longer be posted, because of it.
+        errors = [await _error(device.control, registration) for registration in posted]
         mkey.unbind_children()
+        for error in errors:
+            if error is not None:
+                raise error from None
         raise
     finally:
         mkey.mapping = False
@@ -130,12 +132,14 @@ async def _register(
     posted.append(qp.register_list(mkey, entries, access=access))
 
 
-async def _over(control: Control, operation: Completion) -> None:
+async def _error(control: Control, operation: Completion) -> BaseException | None:
     over = Signal(control.hooks)
     operation.on_finish(over.finish)
     await until(over)
+    return operation.exception()
 
 
 async def _finished(control: Control, operation: Completion) -> None:
-    await _over(control, operation)
-    operation.result()
+    error = await _error(control, operation)
+    if error is not None:
+        raise error
