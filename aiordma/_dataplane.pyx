@@ -878,6 +878,7 @@ cdef class WorkQueue:
             Py_DECREF(c)
         if self.any_signaled and <int64_t>(self.last_signaled - self.head) >= 0:
             self.any_signaled = False
+        c.seq = self.head - 1
         self.posted_before_error = posted
         raise VerbsError("ibv_post_send", rc, _post_hint(rc))
 

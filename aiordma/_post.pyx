@@ -676,6 +676,9 @@ cdef class Batch:
             i += queue.posted_before_error
             c.error = e
             c.remaining -= self.n - i
+            self.n = i
+            # The one that was to report the end of them is among the rest: whoever awaits them asks for another.
+            c.signaled = False
             if i == 0:
                 c.internal = True  # raised here, nobody else to tell
                 c._fail(e)

@@ -285,13 +285,18 @@ class VerbsQueuePair(QueuePairBase):
                 # Nothing more can be learnt from a device that refuses this; what is in flight is failed below.
                 pass
             else:
-                timer = await delay(control, DRAIN_SECONDS)
+                drains = []
                 for queue in self._queues():
                     drained = Signal(control.hooks)
-                    timer.on_finish(drained.finish)
                     queue.drain(drained)
-                    await until(drained)
-                timer.finish()
+                    drains.append(drained)
+                # Mostly they are over by now; a timer is a thread.
+                if not all(drained.done for drained in drains):
+                    timer = await delay(control, DRAIN_SECONDS)
+                    for drained in drains:
+                        timer.on_finish(drained.finish)
+                        await until(drained)
+                    timer.finish()
         await unused(control, self._address)
         try:
             await in_thread(control, self._destroy)

@@ -10,6 +10,8 @@ from typing import Any
 import anyio
 import pytest
 from emulated.core import Pair, connected, pair_on_emulated
+from pyverbs.pyverbs_error import PyverbsError
+from pyverbs.wr import SGE, SendWR
 
 import aiordma
 from aiordma import (
@@ -376,6 +378,45 @@ async def test_a_spin_budget_out_of_range_is_refused_before_and_after_there_are_
             with pytest.raises(UsageError, match="spin_us"):
                 device.spin_us = value
             assert device.spin_us == 3
+            await p.check()
+
+
+async def test_a_queue_that_somebody_else_filled_is_an_error_that_says_so_and_nothing_hangs() -> None:
+    async with pair_on_emulated(max_send_wr=16, max_send_sge=1, max_inline_data=0) as p:
+
+        def foreign(count: int) -> int:
+            """Work requests past aiordma, which mustn't be; as many as fit."""
+            for number in range(count):
+                request = SendWR(opcode=0, num_sge=1, sg=[SGE(p.local.addr, 8, p.local.lkey)], send_flags=0)
+                request.set_wr_rdma(p.remote.rkey, p.remote.addr)
+                try:
+                    p.a.pyverbs.post_send(request)
+                except PyverbsError:
+                    return number
+            return count
+
+        blocker = p.block()
+        room = foreign(1000)
+        assert room < 1000
+        for call in (
+            lambda: p.a.rdma_write(p.local[:8], p.remote),
+            lambda: p.a.rdma_write_many([(p.local[:8], p.remote)] * 10),
+        ):
+            with pytest.raises(VerbsError, match="something else posts"):
+                call()
+        assert p.local.region.inflight == 0
+        p.unblock()
+        await blocker
+        await p.check()
+        # Part of a batch fits: it ends with the error when that part is over.
+        for _ in range(3):
+            blocker = p.block()
+            foreign(room - 5)
+            op = p.a.rdma_write_many([(p.local[:8], p.remote)] * 10)
+            p.unblock()
+            await blocker
+            with anyio.fail_after(20), pytest.raises(VerbsError, match="something else posts"):
+                await op
             await p.check()
 
 
