@@ -91,8 +91,7 @@ class DevxObject:
     def close(self) -> Pending[None]:
         """Destroys it (mlx5dv_devx_obj_destroy(3)); started by the call; a second call gives the same operation.
 
-        Calls under way end first. EBUSY (:class:`VerbsError`) if another object uses it; it then stays, and the device's
-        closing is what is left to remove it.
+        Calls under way end first. EBUSY (:class:`VerbsError`) if another object uses it: it's open then as before.
         """
         if self._closing is None:
             self._closing = Pending(self._device.control, self._close())
@@ -105,8 +104,13 @@ class DevxObject:
         await unused(control, id(self._pyverbs))
         try:
             await in_thread(control, self._destroy)
-        finally:
+        except VerbsError as e:
+            if e.errno == errno.EBUSY:
+                self._closing = None  # it's still there, and may be closed again
+                raise
             self._device.forget(self)
+            raise
+        self._device.forget(self)
 
     async def _newer_closed(self) -> None:
         """What was made later may have been made on top of this."""
