@@ -219,6 +219,16 @@ static void strides(void)
 	CHECK_EQ(post_umr(&qp[0], &u, k.m.key, 128), 0);
 	CHECK_EQ(read_from(k.m.key, 0, 30), 0);
 	CHECK_EQ(read_from(k.m.key, 0, 80), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+	reopen();
+
+	/* Entries of nothing, four billion times. */
+	u = umr(k.m.key, ~0ull, 4);
+	u.strided.block = (struct mlx5_wqe_umr_repeat_block_seg){ htobe32(1), htobe32(0x400), 0xffffffff, 0, htobe16(2) };
+	u.strided.entries[0] = u.strided.entries[1] =
+		(struct mlx5_wqe_umr_repeat_ent_seg){ 0, 0, htobe32(mr.m.key), htobe64((uintptr_t)mem) };
+	k.m.pdn = app.pd.pdn;
+	CHECK_EQ(post_umr(&qp[0], &u, k.m.key, 64), 0);
+	CHECK_EQ(read_from(k.m.key, 0, 8), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
 	key_free(&k);
 	close_all();
 }
