@@ -607,8 +607,10 @@ class DCIPool:
     def __del__(self) -> None:
         if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self.device.closed:
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self.device.dispose(self)
+        try:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            self.device.dispose(self)
 
     def __repr__(self) -> str:
         return f"<DCIPool of {len(self._slots)} DCIs, {len(self._lanes)} lanes on {self.device.name}>"

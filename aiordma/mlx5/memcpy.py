@@ -149,7 +149,11 @@ class DmaEngine:
     def __del__(self) -> None:
         if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        try:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            for qp in self._qps:
+                self._device.dispose(qp)
 
     def __repr__(self) -> str:
         return f"<DmaEngine on {self._device.name}{' closed' if self.closed else ''}>"
