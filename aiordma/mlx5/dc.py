@@ -460,6 +460,8 @@ class DCInitiator(VerbsQueuePair, DcInitiatorBase):
 
     async def reset_stream_now(self, stream_id: int) -> None:
         """Inside a control operation: see :meth:`reset_stream`."""
+        if self.closed:
+            raise ClosedError(f"{self!r} is closed")
         await in_use(self.device.control, self.address, _control.dci_stream_id_reset, self.address, stream_id)
 
     # The requests of a DCI need a target, so its calls can't have the signatures of a connected QP's.

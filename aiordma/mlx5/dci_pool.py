@@ -256,6 +256,7 @@ class DCIPool:
         self._dead = 0  # slots whose DCI couldn't be replaced
         self._unfinished = 0
         self._closing: Pending[None] | None = None
+        self._ending = False
         self._pid = os.getpid()
 
     # ---------------------------------------------------------------- what it is
@@ -278,7 +279,7 @@ class DCIPool:
     @property
     def closed(self) -> bool:
         """Whether ``close()`` was called."""
-        return self._closing is not None
+        return self._ending
 
     def statistics(self) -> list[LaneStatistics]:
         """Counters of each lane."""
@@ -328,7 +329,7 @@ class DCIPool:
         return self._start(DCInitiator.atomic_cmp_swp, target, local, (remote, compare, swap), {}, False)
 
     def _check(self) -> None:
-        if self._closing is not None:
+        if self._ending:
             raise ClosedError(f"{self!r} is closed")
         self.device.control.hooks.verify()
 
@@ -410,7 +411,7 @@ class DCIPool:
                 lane.ready = False
                 self._culprits[lane] = operation.target if culprit else None
             innocent = flushed and self._culprits.get(lane) is not operation.target
-            if innocent and operation.repeatable and operation.attempts < _ATTEMPTS and self._closing is None:
+            if innocent and operation.repeatable and operation.attempts < _ATTEMPTS and not self._ending:
                 if self._ordered:
                     lane.returned.append(operation)
                 else:
@@ -426,7 +427,7 @@ class DCIPool:
 
     def _end(self, operation: PoolOperation, error: BaseException | None) -> None:
         self._unfinished -= 1
-        operation.end(error, report=self._closing is None)
+        operation.end(error, report=not self._ending)
 
     def _dispatch(self, slot: _Slot) -> None:
         """Something may be posted now: first what waits in the lanes of a DCI, the lanes in turn, then the pool's."""
@@ -459,7 +460,7 @@ class DCIPool:
             self._end(operation, e)
 
     def _start_recovery(self, slot: _Slot) -> None:
-        if slot.recovering is None and self._closing is None:
+        if slot.recovering is None and not self._ending:
             recovering = Pending(self.device.control, self._recover(slot))
             if not recovering.done:
                 slot.recovering = recovering
@@ -474,12 +475,14 @@ class DCIPool:
                     self._start_recovery(slot)
 
     async def _state(self, dci: DCInitiator) -> int:
+        if dci.closed:
+            raise ClosedError(f"{dci!r} is closed")
         return await in_use(self.device.control, dci.address, _control.query_qp_state, dci.address)
 
     async def _recover(self, slot: _Slot) -> None:
         """Brings the streams of a DCI back, or the DCI: runs while any of its lanes isn't ready."""
         try:
-            while self._closing is None and not all(lane.ready for lane in slot.lanes):
+            while not self._ending and not all(lane.ready for lane in slot.lanes):
                 # An error completion doesn't tell whether the stream failed or the whole DCI: ibv_query_qp() does
                 # (mlx5dv_dci_stream_id_reset(3)).
                 if slot.dci.closed or await self._state(slot.dci) == ERR:
@@ -493,7 +496,7 @@ class DCIPool:
                         break
                     self._revive(lane)
         except RdmaError as e:
-            if self._closing is None:
+            if not self._ending:
                 self._give_up(slot, e)
         finally:
             slot.recovering = None
@@ -512,10 +515,10 @@ class DCIPool:
     async def _rebuild(self, slot: _Slot) -> None:
         for lane in slot.lanes:
             lane.ready = False
-        while slot.in_flight and self._closing is None:
+        while slot.in_flight and not self._ending:
             await self._lane_idle(slot)
         await outcome(slot.dci.close())
-        if self._closing is not None:
+        if self._ending:
             return
         slot.dci = await create_initiator(self.device, *self._settings)
         slot.rebuilds += 1
@@ -528,7 +531,7 @@ class DCIPool:
         lane.waiting.extendleft(reversed(lane.returned))
         lane.slot.waiting += len(lane.returned)
         lane.returned.clear()
-        if self._closing is None:
+        if not self._ending:
             self._dispatch(lane.slot)
 
     async def _lane_idle(self, slot: _Slot) -> None:
@@ -561,6 +564,7 @@ class DCIPool:
         """Closes the DCIs; started by the call. Operations in flight are flushed; those that wait end with ClosedError."""
         if self._closing is None:
             self.device.control.hooks.verify()
+            self._ending = True
             self._closing = Pending(self.device.control, self._close())
         return self._closing
 
@@ -594,6 +598,7 @@ class DCIPool:
     def close_now(self) -> None:
         """Ends what waits, in this thread; for teardown, when no loop runs. The device closes the DCIs."""
         if self._closing is None:
+            self._ending = True
             self._closing = Pending(self.device.control, _nothing())
             self._end_waiting()
             self.device.forget(self)
