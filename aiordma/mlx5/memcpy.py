@@ -200,7 +200,9 @@ def create_dma_engine(device: Device, *, depth: int = 32, chunk: int | None = No
     memcpy (mlx5dv_query_device(3): max_wr_memcpy_length 0).
     """
     device._check_open()
-    limit = 0 if device.mlx5 is None else int(device.mlx5.max_wr_memcpy_length)
+    if device.mlx5 is None:
+        raise UnsupportedError(device.name, "DMA memcpy", "it isn't an mlx5 device, or DEVX isn't permitted")
+    limit = int(device.mlx5.max_wr_memcpy_length)
     if limit == 0:
         raise UnsupportedError(device.name, "DMA memcpy", "max_wr_memcpy_length is 0 (mlx5dv_query_device(3))")
     if not isinstance(depth, int) or not 1 <= depth <= 4096:
