@@ -481,8 +481,8 @@ async def test_closing_during_a_recovery(during: str) -> None:
             await anyio.sleep(0.02)
             with anyio.fail_after(SOON):
                 await s.pool.close()
-            with pytest.raises(ClosedError):
-                await waiting
+            # On a busy machine its turn may have come before.
+            assert isinstance(waiting.exception(), ClosedError | WrFlushError | None)
         assert s.device.statistics()["queue_pairs"] == 0
 
 
