@@ -136,6 +136,7 @@ cdef class WorkQueue:
     cdef bint can_mark
     cdef Waitable idle
     cdef str first_failure
+    cdef bint flush_reported
     cdef list limbo
     cdef uint32_t posted_before_error
     cdef readonly uint64_t n_posted

@@ -132,14 +132,24 @@ cdef void **_word_of(object obj, void *value):
 
 
 cdef class _Alarm:
-    """Reports a failure that nobody looked at, when the operation that holds it goes away."""
+    """Reports a failure that nobody looked at, when the operation that holds it goes away.
+
+    Of those that were only flushed, one a queue: a queue that dies flushes everything, and says nothing new each time.
+    """
 
     cdef Hooks hooks
+    cdef WorkQueue queue
+    cdef bint flushed
     cdef object error
 
     def __del__(self):
-        if self.error is not None and self.hooks is not None:
-            self.hooks.report("an RDMA operation failed and nobody awaited it", self.error)
+        if self.error is None or self.hooks is None:
+            return
+        if self.flushed:
+            if self.queue.flush_reported:
+                return
+            self.queue.flush_reported = True
+        self.hooks.report("an RDMA operation failed and nobody awaited it", self.error)
 
 
 cdef class Completion(Waitable):
@@ -205,6 +215,8 @@ cdef class Completion(Waitable):
             if not self.internal and not self.queue.closed:
                 alarm = _Alarm.__new__(_Alarm)
                 alarm.hooks = self.hooks
+                alarm.queue = self.queue
+                alarm.flushed = self._status == v.IBV_WC_WR_FLUSH_ERR
                 alarm.error = self._error()
                 self.alarm = alarm
         self.keepalive = None

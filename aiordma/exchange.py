@@ -62,7 +62,9 @@ def _hello(qp: QueuePair, buffers: Mapping[str, RemoteBuffer] | None, data: Any)
         raise UsageError(f"buffers: a mapping of names to RemoteBuffers, not {type(buffers).__name__}")
     for name, buffer in (buffers or {}).items():
         if not isinstance(name, str) or not isinstance(buffer, RemoteBuffer):
-            raise UsageError(f"buffers[{name!r}]: a RemoteBuffer under a name, not {type(buffer).__name__}: mr.remote()")
+            raise UsageError(
+                f"buffers[{name!r}]: a RemoteBuffer under a name, not {type(buffer).__name__}: mr.remote()"
+            )
     try:
         return _encode(
             {

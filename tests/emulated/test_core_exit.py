@@ -306,4 +306,6 @@ def test_a_fork_child_that_ends_like_any_process_leaves_its_parents_work_alone()
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert (done.stdout, done.stderr) == ("", "")
+    # asyncio's debug mode tells of steps that took long, which on a busy machine any may.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (done.stdout, said) == ("", [])
