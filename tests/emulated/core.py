@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +137,12 @@ def reported() -> Iterator[Reports]:
     finally:
         gc.collect()
         log.removeHandler(handler)
+
+
+def complaints(stderr: str) -> str:
+    """What a program in development mode had to say, but for what asyncio says of a busy machine: steps of the loop that
+    took more than 100 ms."""
+    return re.sub(r"^Executing <.*> took [0-9.]+ seconds\n", "", stderr, flags=re.MULTILINE)
 
 
 def rss_kib() -> int:
