@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 import aiordma
-from aiordma import exchange
+from aiordma import exchange, mlx5
 
 MIB = 1 << 20
 OUTSTANDING = 100
@@ -296,6 +296,56 @@ async def bandwidth(
     return done / (now - began)
 
 
+# ---------------------------------------------------------------- mlx5
+
+
+async def tour(device: aiordma.Device) -> None:
+    """What mlx5 devices do beyond verbs, on a few KiB; examples/ has a program for each."""
+    memory = bytearray(os.urandom(16384))
+    async with device.reg_mr(memory) as mr:
+        for show in (show_layout, show_memcpy, show_dc):
+            try:
+                await show(device, mr, memory)
+            except aiordma.UnsupportedError as e:
+                print(f"mlx5     {e}")
+
+
+async def show_layout(device: aiordma.Device, mr: aiordma.MemoryRegion, memory: bytearray) -> None:
+    async with (
+        mlx5.create_mkey(device, 2) as mkey,
+        mlx5.create_qp(device, max_umr_entries=1) as here,
+        mlx5.create_qp(device) as there,
+    ):
+        await here.connect(there.info)
+        await there.connect(here.info)
+        await here.register_interleaved(mkey, [(mr[:4096], 16, 48)], repeat_count=64)
+        await here.rdma_write(mkey.whole(), mr.remote()[8192:])
+        right = bytes(memory[8192:9216]) == b"".join(memory[i : i + 16] for i in range(0, 4096, 64))
+        print(f"UMR      one write gathered 64 pieces of 16 bytes, 64 apart: {'right' if right else 'WRONG'}")
+
+
+async def show_memcpy(device: aiordma.Device, mr: aiordma.MemoryRegion, memory: bytearray) -> None:
+    async with mlx5.create_dma_engine(device) as engine:
+        copied = await engine.copy(mr[8192:12288], mr[:4096])
+        right = memory[8192:12288] == memory[:4096]
+        print(f"memcpy   the device copied {copied:,} bytes: {'right' if right else 'WRONG'}")
+
+
+async def show_dc(device: aiordma.Device, mr: aiordma.MemoryRegion, memory: bytearray) -> None:
+    async with (
+        device.create_srq(4) as srq,
+        mlx5.create_dc_target(device, srq) as target,
+        mlx5.create_dci_pool(device, 1) as pool,
+    ):
+        peer = await pool.reach(target.info)
+        for write in [pool.rdma_write(peer, mr[i : i + 64], mr.remote()[8192 + i :]) for i in range(0, 4096, 64)]:
+            await write
+        right = memory[8192:12288] == memory[:4096]
+        print(
+            f"DC       64 writes over {len(pool.lanes)} streams, without a connection: {'right' if right else 'WRONG'}"
+        )
+
+
 # ---------------------------------------------------------------- the program
 
 
@@ -313,6 +363,7 @@ async def run(options: argparse.Namespace, source: Source, copy: Any) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(receiver(other, options, port, copy))
             tasks.create_task(sender(one, options, port, source))
+        await tour(one)
 
 
 def loop_factory(name: str | None) -> Callable[[], asyncio.AbstractEventLoop] | None:
