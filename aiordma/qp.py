@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import CompletionQueue, WorkQueue
-from aiordma._offload import Pending, delay, in_thread, until, unused
+from aiordma._offload import Pending, delay, in_thread, in_use, until, unused, using
 from aiordma._post import Batch, QueuePairBase
 from aiordma._waitable import Signal
 from aiordma.access import Access, known_access
@@ -240,7 +240,12 @@ class VerbsQueuePair(QueuePairBase):
         return Pending(self._device.control, self._query_state())
 
     async def _query_state(self) -> str:
-        return STATE_NAMES[await in_thread(self._device.control, _control.query_qp_state, self._address)]
+        return STATE_NAMES[await in_use(self._device.control, self._address, self._query)]
+
+    def _query(self) -> int:
+        if not _control.holds(self._pyverbs, self._address):
+            raise ClosedError(f"QP {self._number:#x} was destroyed by closing a pyverbs object")
+        return _control.query_qp_state(self._address)
 
     # ---------------------------------------------------------------- finishing
 
@@ -478,8 +483,8 @@ def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> 
     """See :meth:`Device.create_qp`."""
     config.check()
     check_limits(device, config)
-    if srq is not None and srq.device is not device:
-        raise UsageError("the SRQ belongs to another device")
+    if srq is not None:
+        srq.check_usable(device)
     return Pending(device.control, make(device, config, srq, QueuePair, make_plain), dispose=True)
 
 
@@ -518,6 +523,21 @@ async def make(
     initialise: bool = True,
 ) -> Made:
     """Inside a control operation: a QP of class ``cls`` around what ``maker`` makes, in INIT."""
+    if srq is None:
+        return await _make_and_adopt(device, config, srq, cls, maker, initialise)
+    srq.check_usable(device)  # it may have been closed since the call
+    with using(device.control, srq.address):
+        return await _make_and_adopt(device, config, srq, cls, maker, initialise)
+
+
+async def _make_and_adopt(
+    device: Device,
+    config: QPConfig,
+    srq: SharedReceiveQueue | None,
+    cls: type[Made],
+    maker: Maker,
+    initialise: bool,
+) -> Made:
     recv_entries = 0 if srq is not None else config.max_recv_wr
     send_cq = await device.engine.acquire("send", config.max_send_wr)
     try:

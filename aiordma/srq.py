@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue, WorkQueue
-from aiordma._offload import Pending, in_thread, until, unused
+from aiordma._offload import Pending, in_thread, in_use, until, unused
 from aiordma._post import Receiver
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UsageError
@@ -18,6 +18,7 @@ from aiordma.errors import ClosedError, UsageError
 if TYPE_CHECKING:
     from aiordma._memory import MemorySlice
     from aiordma.device import Device
+    from aiordma.mlx5.dc import DCTarget
     from aiordma.qp import VerbsQueuePair
 
 __all__ = ["SharedReceiveQueue"]
@@ -43,7 +44,7 @@ class SharedReceiveQueue(Receiver):
         self._address = _control.srq_address(pyverbs, device.context_address, device.pd_address)
         self._queue = WorkQueue(cq, "srq", max_wr, 0, self._address, 0, False, pyverbs)
         self._attach_queue(self._queue, device.pd, max_sge)
-        self._qps: weakref.WeakSet[VerbsQueuePair] = weakref.WeakSet()
+        self._qps: weakref.WeakSet[VerbsQueuePair | DCTarget] = weakref.WeakSet()
         self._limit: Signal | None = None
         self._closing: Pending[None] | None = None
         self._released = False
@@ -79,10 +80,17 @@ class SharedReceiveQueue(Receiver):
         """Whether ``close()`` was called."""
         return self._closing is not None
 
-    def attach(self, qp: VerbsQueuePair) -> None:
+    def check_usable(self, device: Device) -> None:
+        """Raises where nothing of ``device`` can be made for it."""
+        if self._device is not device:
+            raise UsageError("the SRQ belongs to another device")
+        if self._closing is not None:
+            raise ClosedError(f"{self!r} is closed")
+
+    def attach(self, qp: VerbsQueuePair | DCTarget) -> None:
         self._qps.add(qp)
 
-    def detach(self, qp: VerbsQueuePair) -> None:
+    def detach(self, qp: VerbsQueuePair | DCTarget) -> None:
         self._qps.discard(qp)
 
     def recv(self, local: MemorySlice | list[MemorySlice] | None) -> Completion:
@@ -100,14 +108,16 @@ class SharedReceiveQueue(Receiver):
         """
         if self._closing is not None:
             raise ClosedError(f"{self!r} is closed")
-        if not 1 <= limit <= self._max_wr:
-            raise UsageError(f"limit: 1 to {self._max_wr}, not {limit}")
+        if not isinstance(limit, int) or not 1 <= limit <= self._max_wr:
+            raise UsageError(f"limit: 1 to {self._max_wr}, not {limit!r}")
         self._device.control.hooks.verify()
         if self._limit is not None:
             raise UsageError("another task waits for this SRQ's limit")
         self._limit = signal = Signal(self._device.control.hooks)
         try:
             await Pending(self._device.control, self._arm_limit(limit))
+            if self._closing is not None:  # its receives are gone, and that isn't what was asked
+                raise ClosedError(f"{self!r} is closed")
             if self._queue.in_flight < limit:
                 return
             await signal
@@ -117,13 +127,15 @@ class SharedReceiveQueue(Receiver):
 
     async def _arm_limit(self, limit: int) -> None:
         def modify() -> None:
+            if not _control.holds(self._pyverbs, self._address):
+                raise ClosedError("the SRQ was destroyed by closing a pyverbs object")
             attr = _pyverbs.module("srq").SrqAttr(srq_limit=limit)
             try:
                 self._pyverbs.modify(attr, _SRQ_LIMIT)
             except Exception as e:
                 raise _pyverbs.translate(e, "ibv_modify_srq", f"limit {limit}") from e
 
-        await in_thread(self._device.control, modify)
+        await in_use(self._device.control, self._address, modify)
 
     def on_limit(self) -> None:
         """The device's event loop saw IBV_EVENT_SRQ_LIMIT_REACHED."""
@@ -136,7 +148,10 @@ class SharedReceiveQueue(Receiver):
         return self._queue.statistics()
 
     def close(self) -> Pending[None]:
-        """Destroys it; receives that no message used end with :class:`ClosedError`. Its QPs must be closed before."""
+        """Destroys it; receives that no message used end with :class:`ClosedError`.
+
+        Its QPs and DC targets must be closed before; what is being made for it meanwhile is closed with it.
+        """
         if self._closing is None:
             self._device.control.hooks.verify()
             using = [qp for qp in self._qps if not qp.closed]
@@ -148,11 +163,12 @@ class SharedReceiveQueue(Receiver):
 
     async def _close(self) -> None:
         control = self._device.control
+        await unused(control, self._address)
+        # What was being made for it when it was closed is there now.
         for qp in list(self._qps):
             ended = Signal(control.hooks)
             qp.close().on_done(ended.finish)
             await until(ended)
-        await unused(control, self._address)
         try:
             await in_thread(control, self._destroy)
         finally:

@@ -20,17 +20,17 @@ from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import DcAddress, DcInitiatorBase
-from aiordma._offload import Pending, in_thread, in_use, until, unused
+from aiordma._offload import Pending, in_thread, in_use, until, unused, using
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.gid import GidType, match
 from aiordma.mlx5.qp import INIT_PD, INIT_SEND_OPS, MASK_DC, MASK_DCI_STREAMS, MASK_SEND_OPS, OPS_MEMCPY, VERBS_OPS_DCI
 from aiordma.qp import INIT, RTR, RTS, QPConfig, VerbsQueuePair, cap, check_limits, make
+from aiordma.srq import SharedReceiveQueue
 
 if TYPE_CHECKING:
     from aiordma._post import Batch, Source, Target
     from aiordma.device import Device
-    from aiordma.srq import SharedReceiveQueue
 
 __all__ = ["DCInitiator", "DCTInfo", "DCTarget", "DcPeer", "create_dc_initiator", "create_dc_target"]
 
@@ -223,6 +223,7 @@ class DCTarget:
         try:
             await in_thread(self._device.control, self._destroy)
         finally:
+            self._srq.detach(self)
             self._device.forget(self)
 
     def _destroy(self) -> None:
@@ -267,8 +268,9 @@ def create_dc_target(
     initiators may do to this PD's memory; ``min_rnr_timer``, ``hop_limit`` and ``traffic_class`` are used too.
     """
     check_dc(device)
-    if srq.device is not device:
-        raise UsageError("the SRQ belongs to another device")
+    if not isinstance(srq, SharedReceiveQueue):
+        raise UsageError(f"create_dc_target: srq is a SharedReceiveQueue, not {type(srq).__name__}")
+    srq.check_usable(device)
     key = secrets.randbits(64) if dc_key is None else dc_key
     if not isinstance(key, int) or not 0 <= key < 1 << 64:
         raise UsageError(f"dc_key: an unsigned 64-bit number, not {dc_key!r}")
@@ -321,8 +323,11 @@ async def _create_target(device: Device, srq: SharedReceiveQueue, key: int, conf
             raise
         return qp
 
-    target = DCTarget(device, await in_thread(device.control, make_verbs), srq, key, config, send_cq)
-    device.adopt(target)
+    srq.check_usable(device)  # it may have been closed since the call
+    with using(device.control, srq.address):
+        target = DCTarget(device, await in_thread(device.control, make_verbs), srq, key, config, send_cq)
+        srq.attach(target)
+        device.adopt(target)
     return target
 
 

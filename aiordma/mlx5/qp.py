@@ -281,8 +281,8 @@ def create_qp(
     check_limits(device, config)
     if config.qp_type != "RC":
         raise UsageError("mlx5 QPs are RC; for DC see DCInitiator and DCTarget")
-    if srq is not None and srq.device is not device:
-        raise UsageError("the SRQ belongs to another device")
+    if srq is not None:
+        srq.check_usable(device)
     config = replace(config, max_inline_data=max(config.max_inline_data, wanted.inline_needed))
     return device._made(Pending(device.control, _create(device, config, wanted, srq), dispose=True))
 
