@@ -198,6 +198,16 @@ def ind_table_address(object table, uintptr_t context) -> int:
     raise _unknown("struct ibv_rwq_ind_table", table)
 
 
+def mr_address(object mr, uintptr_t context, uintptr_t pd) -> int:
+    """Address of the ``struct ibv_mr`` in a pyverbs MR; 0 where it's closed, or of another PD (asking it would crash)."""
+    cdef _SafeReader reader = _SafeReader()
+    cdef v.ibv_mr seen
+    for word in _candidates(mr):
+        if reader.read(word, &seen, sizeof(seen)) and <uintptr_t>seen.context == context and <uintptr_t>seen.pd == pd:
+            return word
+    return 0
+
+
 def holds(object obj, uintptr_t address) -> bool:
     """Whether a pyverbs object still has the verbs object at ``address``: it has not been closed behind our back."""
     return address in _candidates(obj)

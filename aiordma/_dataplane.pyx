@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, nonecheck=True
 """The hot path: operations in flight, the work queues they are posted to, the completion queues they come back on.
 
 A work request's wr_id is (queue << 40) | sequence: the queue's index and generation in the engine's table, and the
@@ -1138,7 +1138,7 @@ cdef class WorkQueue:
                 ahead -= 1
             if wc.status != v.IBV_WC_SUCCESS and not self.broken:
                 self.broken = True
-                if wc.status != v.IBV_WC_WR_FLUSH_ERR:
+                if wc.status != v.IBV_WC_WR_FLUSH_ERR and self.entries[self.tail & self.mask] != NULL:
                     c = <Completion>self.entries[self.tail & self.mask]
                     self.first_failure = f"{c._describe_request()} with {status_name(<int>wc.status)}"
             self.tail += 1
@@ -1155,6 +1155,8 @@ cdef class WorkQueue:
     cdef int _retire(self, uint64_t slot, v.ibv_wc *wc, int status) except -1:
         cdef void *entry = self.entries[slot & self.mask]
         cdef Completion c
+        if entry == NULL:
+            return 0  # a callback of one before it ended the queue, and this one with it
         self.entries[slot & self.mask] = NULL
         self.used -= 1
         self.cq.outstanding -= 1

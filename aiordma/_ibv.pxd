@@ -75,6 +75,8 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         ibv_qp_type qp_type
 
     struct ibv_mr:
+        ibv_context *context
+        ibv_pd *pd
         void *addr
         size_t length
         uint32_t handle

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, nonecheck=True
 """Registered memory as the data plane sees it: a registration, slices of it, and its description for a peer."""
 
 import struct
@@ -146,6 +146,11 @@ cdef class MemorySlice:
     def __len__(self) -> int:
         return self.length
 
+    def __reduce__(self):
+        raise TypeError(
+            f"a {type(self).__name__} can't be copied or pickled, it's memory of this process: send a peer its remote()"
+        )
+
     @property
     def lkey(self) -> int:
         """The region's key for local use; aiordma puts it into work requests by itself."""
@@ -183,6 +188,16 @@ cdef class MemorySlice:
         return f"<{type(self).__name__} {self.addr:#x}+{self.length} lkey={self.region.lkey:#x}>"
 
 
+cdef object _number(str name, object value):
+    """An int as it is, numpy's and others' as ints."""
+    if not isinstance(value, bool):
+        try:
+            return index(value)
+        except TypeError:
+            pass
+    raise UsageError(f"RemoteBuffer: {name} is a number, not {value!r}")
+
+
 cdef class RemoteBuffer:
     """A peer's memory: address, length in bytes, rkey, and its access flags where they are known.
 
@@ -191,10 +206,8 @@ cdef class RemoteBuffer:
     """
 
     def __init__(self, addr, length, rkey, access=None):
-        for name, value in (("addr", addr), ("length", length), ("rkey", rkey), ("access", access)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                if name != "access" or value is not None:
-                    raise UsageError(f"RemoteBuffer: {name} is a number, not {value!r}")
+        addr, length, rkey = _number("addr", addr), _number("length", length), _number("rkey", rkey)
+        access = None if access is None else _number("access", access)
         if not 0 <= addr < 1 << 64 or not 0 <= length < 1 << 64 or addr + length > 1 << 64:
             raise UsageError(f"remote range {addr:#x}+{length} isn't within 64-bit addresses")
         if not 0 <= rkey < 1 << 32:

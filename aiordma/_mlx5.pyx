@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, nonecheck=True
 """Posting mlx5 work requests: UMR, DMA memcpy, raw WQEs, and everything over DC.
 
 Each kind has a payload struct and a function that turns it into a WQE between ibv_wr_start() and ibv_wr_complete(). What
@@ -19,8 +19,10 @@ from aiordma._post cimport QueuePairBase
 from aiordma._waitable cimport Waitable
 
 from functools import partial
+from operator import index
 
 from aiordma._dataplane import REQUEST_MEMCPY, REQUEST_RAW_WQE, REQUEST_UMR
+from aiordma._waitable import no_copy
 from aiordma.errors import AccessFlagsError, BufferAccessError, ClosedError, UnsupportedError, UsageError
 
 cdef enum:
@@ -176,6 +178,9 @@ cdef class MkeyBase:
     cdef readonly uint32_t max_entries
     cdef readonly object domain
     cdef tuple sources
+
+    def __reduce__(self):
+        no_copy(self)
 
     def _setup_mkey(self, uintptr_t address, uint32_t max_entries, domain):
         self.mkey = <dv.mlx5dv_mkey *>address
@@ -547,6 +552,9 @@ cdef class DcAddress:
     cdef uint32_t waiting
     cdef Waitable idle
 
+    def __reduce__(self):
+        no_copy(self)
+
     def __init__(self, uintptr_t ah, uint32_t dctn, uint64_t key, owner, domain):
         self.ah = <dv.ibv_ah *>ah
         self.dctn = dctn
@@ -628,8 +636,8 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             p.remote_addr = remote.addr
             p.rkey = remote.rkey
         if compare_add is not None:
-            p.compare_add = <uint64_t>(compare_add & 0xFFFFFFFFFFFFFFFF)
-            p.swap = <uint64_t>(swap & 0xFFFFFFFFFFFFFFFF)
+            p.compare_add = <uint64_t>(index(compare_add) & 0xFFFFFFFFFFFFFFFF)
+            p.swap = <uint64_t>(index(swap) & 0xFFFFFFFFFFFFFFFF)
         if wr.send_flags & v.IBV_SEND_INLINE and c.local_len > MAX_WQE:
             raise UsageError(f"{c.local_len} bytes don't fit inline into a WQE")
         if wr.send_flags & v.IBV_SEND_INLINE:

@@ -13,10 +13,10 @@ import threading
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from aiordma._backends import Backend
-from aiordma._waitable import Hooks, Signal, Waitable
+from aiordma._waitable import Hooks, Signal, Waitable, no_copy
 
 __all__ = ["Control", "Pending", "delay", "in_thread", "in_use", "outcome", "until", "unused", "using"]
 
@@ -153,6 +153,9 @@ class Pending(Generic[T]):
         self._signal = Signal(control.hooks)
         self._entered: T | None = None
         self._step()
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     def _step(self) -> None:
         try:

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, nonecheck=True
 """Building and posting work requests: everything is checked here, before the device sees it.
 
 The calls of QueuePairBase are QueuePair's posting calls; qp.py adds what isn't on the hot path.
@@ -19,7 +19,11 @@ from aiordma cimport _ibv as v
 from aiordma._dataplane cimport Completion, CompletionQueue, WorkQueue
 from aiordma._memory cimport MemorySlice, Region, RemoteBuffer
 
+from mmap import mmap
+from operator import index
+
 from aiordma._dataplane import REQUEST_RECV
+from aiordma._waitable import no_copy
 from aiordma.errors import (
     AccessFlagsError,
     BufferAccessError,
@@ -55,6 +59,8 @@ cdef class _Pinned:
         try:
             PyObject_GetBuffer(source, &self.views[self.n], PyBUF_SIMPLE)
         except (BufferError, ValueError) as e:
+            if isinstance(e, ValueError) and isinstance(source, (memoryview, mmap)):
+                raise BufferAccessError(f"the {type(source).__name__} has no memory any more: {e}") from e
             raise BufferAccessError(
                 f"the {type(source).__name__} isn't C-contiguous ({e}), and its bytes between would be sent too: copy it "
                 "(numpy.ascontiguousarray)"
@@ -117,16 +123,28 @@ cdef int _enter(object keepalive) except -1:
     return 0
 
 
+cdef object _number(object value):
+    """An int as it is, numpy's and others' as ints; None for what is none."""
+    if type(value) is int:
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
 cdef uint32_t _unsigned32(object value, str what) except? 0xFFFFFFFF:
-    if not isinstance(value, int) or not 0 <= value <= 0xFFFFFFFF:
+    cdef object number = _number(value)
+    if number is None or not 0 <= number <= 0xFFFFFFFF:
         raise UsageError(f"{what} is an unsigned 32-bit number, not {value!r}")
-    return value
+    return number
 
 
 cdef uint64_t _unsigned64(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
-    if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 64:
+    cdef object number = _number(value)
+    if number is None or not -(1 << 63) <= number < 1 << 64:
         raise UsageError(f"{what} is a 64-bit number, not {value!r}")
-    return <uint64_t>(value & 0xFFFFFFFFFFFFFFFF)
+    return <uint64_t>(number & 0xFFFFFFFFFFFFFFFF)
 
 
 cdef int _lost(WorkQueue queue) except -1:
@@ -138,6 +156,9 @@ cdef int _lost(WorkQueue queue) except -1:
 
 cdef class Receiver:
     """What receives are posted to."""
+
+    def __reduce__(self):
+        no_copy(self)
 
     def _attach_queue(self, WorkQueue queue not None, domain, uint32_t max_sge):
         self._recv = queue
@@ -563,6 +584,9 @@ cdef class Batch:
         free(self.wrs)
         free(self.sges)
 
+    def __reduce__(self):
+        no_copy(self)
+
     def __len__(self) -> int:
         return self.n
 
@@ -590,6 +614,9 @@ cdef class Batch:
     cdef int _add_request(self, int opcode, object local, RemoteBuffer remote, object imm, unsigned int flags) except -1:
         cdef v.ibv_send_wr *wr
         cdef Completion c
+        if imm is not None:
+            imm = _unsigned32(imm, "imm")
+        # Nothing from here on runs code of the caller's, which could add to this batch and move its arrays.
         self._grow()
         if self.completion is None and self.n == 0:
             self.qp._check_send()
@@ -610,21 +637,18 @@ cdef class Batch:
 
     def send(self, local, *, imm=None, bint fence=False, bint solicited=False) -> None:
         """Adds a SEND."""
-        _registered(local)
-        self._add_request(v.IBV_WR_SEND if imm is None else v.IBV_WR_SEND_WITH_IMM, local, None, imm,
+        self._add_request(v.IBV_WR_SEND if imm is None else v.IBV_WR_SEND_WITH_IMM, _registered(local), None, imm,
                           _flags(False, fence, solicited))
 
     def rdma_write(self, local, remote, *, imm=None, bint fence=False,
                    bint solicited=False) -> None:
         """Adds an RDMA WRITE."""
-        _registered(local)
-        self._add_request(v.IBV_WR_RDMA_WRITE if imm is None else v.IBV_WR_RDMA_WRITE_WITH_IMM, local, _remote(remote), imm,
-                          _flags(False, fence, solicited))
+        self._add_request(v.IBV_WR_RDMA_WRITE if imm is None else v.IBV_WR_RDMA_WRITE_WITH_IMM, _registered(local),
+                          _remote(remote), imm, _flags(False, fence, solicited))
 
     def rdma_read(self, local, remote, *, bint fence=False) -> None:
         """Adds an RDMA READ."""
-        _registered(local)
-        self._add_request(v.IBV_WR_RDMA_READ, local, _remote(remote), None, _flags(False, fence, False))
+        self._add_request(v.IBV_WR_RDMA_READ, _registered(local), _remote(remote), None, _flags(False, fence, False))
 
     def post(self) -> Completion:
         """Posts the batch and returns its Completion; again: the same Completion."""
@@ -703,15 +727,17 @@ cdef class Batch:
         return self.post().__await__()
 
 
-cdef int _registered(object local) except -1:
-    """Batches take registered memory only."""
+cdef object _registered(object local):
+    """``local``, a list of it as a plain tuple. Batches take registered memory only."""
+    cdef tuple parts
     if local is None or isinstance(local, MemorySlice):
-        return 0
+        return local
     if isinstance(local, (list, tuple)):
-        for part in local:
+        parts = tuple(local)
+        for part in parts:
             if not isinstance(part, MemorySlice):
                 raise BufferAccessError(f"a batch takes slices of registered memory, not {type(part).__name__}")
-        return 0
+        return parts
     raise BufferAccessError(f"a batch takes slices of registered memory, not {type(local).__name__}")
 
 

@@ -1,7 +1,8 @@
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 def after_fork_in_child() -> None: ...
+def no_copy(self: object) -> NoReturn: ...
 
 class Hooks:
     def __init__(self, backend: Any) -> None: ...

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, nonecheck=True
 """What can be awaited: the base of operations, drains and anything else that finishes on the loop's thread."""
 
 from cpython.pythread cimport PyThread_get_thread_ident
@@ -13,6 +13,11 @@ def after_fork_in_child() -> None:
     """From here on, whatever exists belongs to the parent."""
     global _generation
     _generation += 1
+
+
+def no_copy(self):
+    """``__reduce__`` of what stands for something of this process: a copy would end it when it goes, or never finish."""
+    raise TypeError(f"a {type(self).__name__} can't be copied or pickled: it stands for something of this process")
 
 
 cdef class Hooks:
@@ -98,6 +103,9 @@ cdef class Waitable:
 
     def __cinit__(self):
         self.finished = False
+
+    def __reduce__(self):
+        no_copy(self)
 
     cdef int _finish(self) except -1:
         """Marks it finished and wakes everything that waits. Once."""

@@ -14,11 +14,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
 
 from aiordma import _backends, _control, _pyverbs, memory, qp, srq
 from aiordma._offload import Control, Pending, in_thread, until
-from aiordma._waitable import Signal, after_fork_in_child
+from aiordma._waitable import Signal, after_fork_in_child, no_copy
 from aiordma.access import Access
 from aiordma.completion import CompletionEngine, check_spin, device_fatal
 from aiordma.errors import (
@@ -203,6 +203,9 @@ class Device:
         self.engine = CompletionEngine(control, self._context, self.context_address, facts["max_cqe"], facts["spin_us"])
         self._watch = control.backend.watch(self._async_fd, _weak_call(self._on_async_event))
         _open_devices.add(self)
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     # ---------------------------------------------------------------- what it is
 

@@ -6,9 +6,10 @@ import enum
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 from aiordma._offload import Control
-from aiordma._waitable import Signal
+from aiordma._waitable import Signal, no_copy
 
 __all__ = ["AsyncEvent", "EventType", "Events"]
 
@@ -63,6 +64,9 @@ class Events(AsyncIterator[AsyncEvent]):
         self._signal: Signal | None = None
         self._closed = False
         self.dropped = 0
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     def put(self, event: AsyncEvent) -> None:
         if len(self._waiting) == self._waiting.maxlen:

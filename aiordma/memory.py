@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -42,6 +44,8 @@ def pin(buffer: object, access: Access) -> BufferPin:
             "tensor or anything else with the buffer protocol"
         ) from e
     except (BufferError, ValueError) as e:
+        if isinstance(e, ValueError) and isinstance(source, memoryview | mmap.mmap):
+            raise BufferAccessError(f"the {type(buffer).__name__} has no memory any more: {e}") from e
         if writable and _is_readonly(source):
             raise BufferAccessError(
                 f"{type(buffer).__name__} is read-only, but {access!r} lets the device write to it: pass "
@@ -81,7 +85,8 @@ def _holds_pointers(source: Any) -> bool:
         return True
     try:
         with memoryview(source) as view:
-            return view.format == "O"
+            # A struct's format has the names of its fields in it, between colons (PEP 3118).
+            return "O" in re.sub(":[^:]*:", "", view.format)
     except (BufferError, ValueError, TypeError):  # a format that a memoryview can't tell
         return False
 
@@ -263,6 +268,10 @@ async def _register(device: Device, held: BufferPin, access: Access) -> MemoryRe
 
 def wrap(device: Device, pyverbs_mr: Any, access: int) -> MemoryRegion:
     """See :meth:`Device.wrap_mr`."""
+    if not isinstance(pyverbs_mr, _pyverbs.module("mr").MR):
+        raise UsageError(f"wrap_mr() takes a pyverbs MR, not {type(pyverbs_mr).__name__}")
+    if not _control.mr_address(pyverbs_mr, device.context_address, device.pd_address):
+        raise UsageError(f"the pyverbs MR is closed, or not of this device's PD ({device.name})")
     region = Region(
         pyverbs_mr.buf, pyverbs_mr.length, pyverbs_mr.lkey, pyverbs_mr.rkey, int(check_access(access)), device.pd, None
     )

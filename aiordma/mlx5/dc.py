@@ -14,14 +14,14 @@ import struct
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import DcAddress, DcInitiatorBase
 from aiordma._offload import Pending, in_thread, in_use, until, unused, using
-from aiordma._waitable import Signal
+from aiordma._waitable import Signal, no_copy
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.gid import GidType, match
 from aiordma.mlx5.qp import INIT_PD, INIT_SEND_OPS, MASK_DC, MASK_DCI_STREAMS, MASK_SEND_OPS, OPS_MEMCPY, VERBS_OPS_DCI
@@ -238,6 +238,9 @@ class DCTarget:
             self._closing = Pending(self._device.control, _nothing())
         self._destroy()
         self._device.forget(self)
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     async def __aenter__(self) -> DCTarget:
         return self

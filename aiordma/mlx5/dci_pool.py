@@ -13,14 +13,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from aiordma import _control
 from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import hold, let_go
 from aiordma._offload import Pending, in_use, outcome, until
-from aiordma._waitable import Signal
+from aiordma._waitable import Signal, no_copy
 from aiordma.errors import ClosedError, RdmaError, UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.dc import DCInitiator, DcPeer, DCTInfo, check_dc, create_initiator, reach
 from aiordma.qp import ERR, QPConfig, check_limits
@@ -602,6 +602,9 @@ class DCIPool:
             self._closing = Pending(self.device.control, _nothing())
             self._end_waiting()
             self.device.forget(self)
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     async def __aenter__(self) -> DCIPool:
         return self

@@ -6,11 +6,12 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice
 from aiordma._offload import Pending, outcome
+from aiordma._waitable import no_copy
 from aiordma.errors import RdmaError, UnsupportedError, UsageError
 from aiordma.mlx5.qp import Mlx5QueuePair, create_qp
 
@@ -139,6 +140,9 @@ class DmaEngine:
     async def _close(self) -> None:
         for closing in [qp.close() for qp in self._qps]:
             await outcome(closing)
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     async def __aenter__(self) -> DmaEngine:
         return self

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import mmap
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import anyio
+import numpy as np
 import pytest
+import pyverbs.enums as e
+from emulated.core import connected, pair_on_emulated
+from pyverbs.mr import MR
+from pyverbs.pd import PD
 
 import aiordma
-from aiordma import ClosedError, UsageError, mlx5
+from aiordma import Access, BufferAccessError, ClosedError, RemoteBuffer, UsageError, mlx5
 
 pytestmark = pytest.mark.anyio
 
@@ -74,3 +86,151 @@ async def test_the_state_of_a_qp_whose_pyverbs_object_is_closed_cannot_be_asked(
         srq.pyverbs.close()
         with pytest.raises(ClosedError, match="pyverbs"):
             await srq.limit_reached(1)
+
+
+async def test_nothing_of_a_device_can_be_copied_or_pickled() -> None:
+    async with pair_on_emulated() as p:
+        srq = await p.device.create_srq()
+        mkey = await mlx5.create_mkey(p.device, 4)
+        target = await mlx5.create_dc_target(p.device, srq)
+        dci = await mlx5.create_dc_initiator(p.device)
+        peer = await dci.reach(target.info)
+        pool = await mlx5.create_dci_pool(p.device, 1)
+        engine = await mlx5.create_dma_engine(p.device)
+        making = p.device.reg_mr(bytearray(8))
+        things: list[Any] = [p.device, p.local, p.local[:8], p.a, srq, p.a.batch(), p.a.rdma_write(b"x", p.remote)]
+        things += [making, p.device.events(), mkey, target, dci, peer, pool, engine]
+        for thing in things:
+            for take in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match=f"{type(thing).__name__} can't be copied or pickled"):
+                    take(thing)
+        await making
+        del things, thing
+        await p.check()
+        await engine.close()
+
+
+async def test_what_has_no_device_of_its_own_can_be_copied() -> None:
+    async with pair_on_emulated() as p:
+        for thing in (p.remote, p.a.info, p.a.config, p.device.gid):
+            assert copy.copy(thing) == copy.deepcopy(thing) == pickle.loads(pickle.dumps(thing)) == thing
+
+
+@pytest.mark.parametrize("cls", [aiordma.Completion, aiordma.Batch, aiordma.MemorySlice, aiordma.QueuePair])
+async def test_an_object_that_was_never_made_raises(cls: type[Any]) -> None:
+    empty = cls.__new__(cls)
+    calls: list[Callable[[], object]] = [
+        lambda: empty.__await__(),
+        lambda: empty.send(b"x"),
+        lambda: empty.recv(None),
+        lambda: empty.view(),
+        lambda: empty.post(),
+        lambda: repr(empty),
+    ]
+    for call in calls:
+        try:
+            call()
+        except (AttributeError, UsageError):
+            pass
+
+
+async def test_a_callback_may_end_the_queue_whose_completions_are_being_handled() -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+        for _ in range(10):
+            p.a.rdma_write(p.local[:8], p.remote, signaled=False).on_finish(p.a.close_now)
+        with pytest.raises(ClosedError):
+            await p.a.rdma_write(p.local[:8], p.remote)
+
+
+async def test_a_callback_may_end_the_device_whose_completions_are_being_handled() -> None:
+    device = await aiordma.open_device("emulated:mlx5_0")
+    mr, a, b = await device.reg_mr(bytearray(64)), await device.create_qp(), await device.create_qp()
+    await a.connect(b.info)
+    await b.connect(a.info)
+    for _ in range(10):
+        a.rdma_write(mr[:8], mr.remote(), signaled=False).on_finish(device.close_now)
+    with pytest.raises(ClosedError):
+        await a.rdma_write(mr[:8], mr.remote())
+
+
+class _TwoFaced(list[Any]):
+    """Looks like one list at first, and like another later."""
+
+    def __init__(self, first: Any, second: Any, then: Callable[[], object] = list) -> None:
+        super().__init__([first])
+        self.answers = [[first], [second]]
+        self.then = then
+
+    def __iter__(self) -> Iterator[Any]:
+        self.then()
+        return iter(self.answers.pop(0))
+
+
+async def test_a_list_that_changes_while_it_is_looked_at_does_no_harm() -> None:
+    async with pair_on_emulated() as p:
+        p.local.view()[:8] = b"12345678"
+        batch = p.a.batch()
+        batch.rdma_write(_TwoFaced(p.local[:8], b"no memory"), p.remote)
+
+        def more() -> None:
+            for _ in range(200):
+                batch.rdma_write(p.local[:8], p.remote[8:16])
+
+        batch.rdma_write(_TwoFaced(p.local[:8], None, more), p.remote[16:24])
+        assert len(batch) == 202
+        await batch
+        assert bytes(p.right[:24]) == b"12345678" * 3
+
+
+async def test_wrap_mr_refuses_what_is_no_open_mr_of_the_pd() -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        with pytest.raises(UsageError, match="bytes"):
+            device.wrap_mr(b"x", Access.NONE)
+        closed = MR(device.pd, 64, e.IBV_ACCESS_LOCAL_WRITE)
+        closed.close()
+        with PD(device.context) as other, MR(other, 64, e.IBV_ACCESS_LOCAL_WRITE) as foreign:
+            for mr in (closed, foreign):
+                with pytest.raises(UsageError, match="closed, or not of this device's PD"):
+                    device.wrap_mr(mr, Access.LOCAL_WRITE)
+
+
+async def test_memory_that_is_gone_is_called_so() -> None:
+    released, closed = memoryview(bytearray(8)), mmap.mmap(-1, 4096)
+    released.release()
+    closed.close()
+    async with pair_on_emulated() as p:
+        for gone in (released, closed):
+            with pytest.raises(BufferAccessError, match="has no memory any more"):
+                p.device.reg_mr(gone)
+            with pytest.raises(BufferAccessError, match="has no memory any more"):
+                p.a.rdma_write(gone, p.remote)
+
+
+class _Holder(ctypes.Structure):
+    _fields_ = (("number", ctypes.c_int), ("thing", ctypes.py_object))
+
+
+class _Other(ctypes.Structure):
+    _fields_ = (("Objects", ctypes.c_int),)
+
+
+async def test_pointers_to_objects_inside_ctypes_are_found() -> None:
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        for holder in ((ctypes.py_object * 4)(), _Holder(), (_Holder * 2)()):
+            with pytest.raises(BufferAccessError, match="Python objects"):
+                device.reg_mr(holder)
+        async with device.reg_mr(_Other()):
+            pass
+
+
+async def test_numbers_of_numpy_are_numbers() -> None:
+    async with pair_on_emulated() as p:
+        remote = RemoteBuffer(np.uint64(p.remote.addr), np.int64(64), np.uint32(p.remote.rkey))
+        receive = p.b.recv(None)
+        await p.a.rdma_write(b"x", remote, imm=np.uint32(7))
+        assert (await receive).imm_data == 7
+        await p.a.atomic_fetch_add(p.local[:8], remote[8:16], np.int64(-1))
+        assert p.right[8:16] == b"\xff" * 8
+        for wrong in (1.5, "1", np.float64(1), -1, 1 << 32):
+            with pytest.raises(UsageError):
+                p.a.rdma_write(b"x", remote, imm=wrong)  # type: ignore[arg-type]

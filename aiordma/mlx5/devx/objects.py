@@ -8,11 +8,11 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from aiordma import _devx
 from aiordma._offload import Pending, in_thread, in_use, until, unused, using
-from aiordma._waitable import Signal
+from aiordma._waitable import Signal, no_copy
 from aiordma.errors import ClosedError, VerbsError
 from aiordma.mlx5.devx.calls import CommandLike, check_output, command_bytes, failure, require
 from aiordma.mlx5.devx.commands import Command, Output, output_size
@@ -132,6 +132,9 @@ class DevxObject:
         if self._pyverbs.alive:
             self._destroy()
             self._device.forget(self)
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     async def __aenter__(self) -> DevxObject:
         return self
@@ -356,6 +359,9 @@ class CommandChannel:
             self._closing = Pending(self._device.control, _nothing())
         self._pyverbs.destroy()
         self._device.forget(self)
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     async def __aenter__(self) -> CommandChannel:
         return self
