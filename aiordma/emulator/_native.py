@@ -34,6 +34,9 @@ OBJECT_TYPES = (
     "umem",
     "wq",
     "rwq_ind_tbl",
+    "dm",
+    "var",
+    "pp",
 )
 
 

@@ -79,6 +79,8 @@ class Limits:
     comp_vectors: int | None = None
     #: Longest DMA memcpy in bytes; 0: the device has none.
     max_wr_memcpy_length: int | None = None
+    #: Most device memory in one piece, in bytes; 0: the device has none.
+    max_dm_size: int | None = None
     atomics: bool | None = None
     #: False: no DEVX, as on a device or kernel without it. libmlx5 then doesn't learn of what it asks by DEVX either.
     devx: bool | None = None

@@ -45,6 +45,8 @@ void emu_fill_ucontext(struct emu_ucontext *ctx, struct mlx5_ib_alloc_ucontext_r
 		.num_uars_per_page = 1,
 		.num_dyn_bfregs = 1024,
 		.clock_info_versions = 1u << MLX5_IB_CLOCK_INFO_V1,
+		.comp_mask = emu_mmio_supported() ? MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET : 0,
+		.hca_core_clock_offset = EMU_CLOCK_OFFSET,
 	};
 }
 
@@ -238,6 +240,8 @@ static int query_device_ex(struct emu_cmd *c)
 		.timestamp_mask = EMU_TIMESTAMP_MASK,
 		.hca_core_clock = CORE_CLOCK_KHZ,
 		.cq_moderation_caps = { CQ_MODERATION_MAX, CQ_MODERATION_MAX, 0 },
+		/* There is no write() form of the commands for it. */
+		.max_dm_size = emu.legacy_write ? 0 : c->ctx->dev->limits.max_dm_size,
 	};
 	int err = cmd_request(c, &req, sizeof(req));
 
@@ -302,6 +306,17 @@ static int query_port(struct emu_ioctl_call *call)
 		return EINVAL;
 	fill_port(d, port, &resp.legacy_resp);
 	return attr_out(call, UVERBS_ATTR_QUERY_PORT_RESP, &resp, sizeof(resp));
+}
+
+/* MLX5_IB_METHOD_QUERY_PORT in mlx5/std_types.c: there is something to tell only of an e-switch in switchdev mode, or of
+ * ports that are PCI functions of their own. */
+static int query_port_mlx5(struct emu_ioctl_call *call)
+{
+	struct mlx5_ib_uapi_query_port info = { 0 };
+
+	if (!emu_port(call->cmd.ctx->dev, (uint32_t)attr_in_value(call, MLX5_IB_ATTR_QUERY_PORT_PORT_NUM)))
+		return EINVAL;
+	return attr_out(call, MLX5_IB_ATTR_QUERY_PORT, &info, sizeof(info));
 }
 
 /* ---------------------------------------------------------------- GIDs */
@@ -374,6 +389,8 @@ static int invoke_write(struct emu_ioctl_call *call)
 	m = emu_write_method_find((uint32_t)attr_in_value(call, UVERBS_ATTR_WRITE_CMD), &err);
 	if (!m)
 		return err;
+	if (c->ctx->inherited && m->run != query_device && m->run != query_device_ex)
+		return EIO;
 	if (in)
 		c->in = (struct emu_ubuf){ in->len <= 8 ? (uint64_t)(uintptr_t)&in->data : in->data, in->len };
 	if (out)
@@ -422,6 +439,12 @@ static const struct emu_attr_spec query_port_attrs[] = {
 	  .min = offsetof(struct ib_uverbs_query_port_resp_ex, reserved), .max = sizeof(struct ib_uverbs_query_port_resp_ex),
 	  .zero_trailing = true },
 };
+static const struct emu_attr_spec query_port_mlx5_attrs[] = {
+	ATTR_IN_TYPE(MLX5_IB_ATTR_QUERY_PORT_PORT_NUM, uint32_t, true),
+	{ .id = MLX5_IB_ATTR_QUERY_PORT, .kind = ATTR_OUT, .mandatory = true,
+	  .min = offsetof(struct mlx5_ib_uapi_query_port, reg_c0) + sizeof(struct mlx5_ib_uapi_reg),
+	  .max = sizeof(struct mlx5_ib_uapi_query_port), .zero_trailing = true },
+};
 static const struct emu_attr_spec query_gid_table_attrs[] = {
 	ATTR_CONST_IN(UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE),
 	ATTR_FLAGS_IN(UVERBS_ATTR_QUERY_GID_TABLE_FLAGS, false),
@@ -438,11 +461,12 @@ static const struct emu_attr_spec query_gid_entry_attrs[] = {
 
 static const struct emu_ioctl_method ioctl_methods[] = {
 	IOCTL_METHOD(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, invoke_write_attrs, invoke_write, .udata = true,
-		     .no_context = true),
+		     .no_context = true, .inherited = true),
 	IOCTL_METHOD(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT, get_context_attrs, get_context, .udata = true,
 		     .no_context = true),
 	IOCTL_METHOD(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT, query_context_attrs, query_context),
 	IOCTL_METHOD(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT, query_port_attrs, query_port),
+	IOCTL_METHOD(UVERBS_OBJECT_DEVICE, MLX5_IB_METHOD_QUERY_PORT, query_port_mlx5_attrs, query_port_mlx5),
 	IOCTL_METHOD(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_TABLE, query_gid_table_attrs, query_gid_table),
 	IOCTL_METHOD(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY, query_gid_entry_attrs, query_gid_entry),
 	IOCTL_METHOD(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC, async_event_attrs, async_event_alloc),

@@ -7,12 +7,14 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "control.h"
+#include "dm.h"
+#include "var.h"
 
 #define PAGE_SHIFT 12
 /* mlx5/main.c: offsets of objects start where no command of the older scheme is. */
 #define MMAP_OBJECT_FIRST ((uint64_t)9 << 16) /* MLX5_IB_MMAP_OFFSET_START */
 #define MMAP_CMD(pgoff) ((pgoff) >> 8 & 0xff)
+#define MMAP_EXTENDED_INDEX(pgoff) ((uint32_t)((pgoff) >> 16 << 8 | ((pgoff)&0xff))) /* get_extended_index() */
 
 /* Addresses of mapped pages, 0 in a free place; written with the lock held. munmap() asks here without it: a preloaded
  * program's allocator unmaps memory from anywhere, also from under our own calls of free(). */
@@ -125,6 +127,11 @@ static void *map_clock_info(void *addr)
 	return info;
 }
 
+uint64_t emu_page_offset(uint32_t page_id)
+{
+	return (MMAP_OBJECT_FIRST + page_id) << PAGE_SHIFT;
+}
+
 /* MAP_FAILED with errno. */
 void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off_t offset)
 {
@@ -137,9 +144,17 @@ void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, o
 		return MAP_FAILED;
 	}
 	errno = EINVAL;
+	if (pgoff < MMAP_OBJECT_FIRST && MMAP_CMD(pgoff) == MLX5_IB_MMAP_DEVICE_MEM)
+		return emu_dm_mmap(ctx, MMAP_EXTENDED_INDEX(pgoff), len);
+	if (ctx->inherited) {
+		errno = EIO;
+		return MAP_FAILED;
+	}
 	if (len != EMU_PAGE || (prot & PROT_EXEC))
 		return MAP_FAILED;
 	if (pgoff >= MMAP_OBJECT_FIRST) {
+		if (emu_var_known(ctx, (uint32_t)(pgoff - MMAP_OBJECT_FIRST)))
+			return emu_var_mmap(addr);
 		u = emu_uar_find(ctx, (uint32_t)(pgoff - MMAP_OBJECT_FIRST));
 		return u ? map_page(u, addr) : MAP_FAILED;
 	}
@@ -162,8 +177,15 @@ void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, o
 	case MLX5_IB_MMAP_CLOCK_INFO:
 		return map_clock_info(addr);
 	case MLX5_IB_MMAP_CORE_CLOCK:
-		errno = EOPNOTSUPP; /* a register that counts by itself; not advertised */
-		return MAP_FAILED;
+		if (!emu_mmio_supported()) { /* and not advertised */
+			errno = EOPNOTSUPP;
+			return MAP_FAILED;
+		}
+		if (prot & PROT_WRITE) {
+			errno = EPERM; /* mlx5_ib_mmap_clock_info_page() and the like */
+			return MAP_FAILED;
+		}
+		return emu_mmio_map(ctx, addr, len, EMU_MMIO_CLOCK, NULL);
 	default:
 		return MAP_FAILED;
 	}
@@ -190,6 +212,7 @@ void emu_uar_unmap_range(void *addr, size_t len)
 {
 	uintptr_t from = (uintptr_t)addr, to = from + len;
 
+	emu_mmio_unmapped(addr, len);
 	if (!any_mapped(from, to) || emu_foreign())
 		return;
 	emu_lock();
@@ -213,7 +236,7 @@ static int uar_alloc(struct emu_ioctl_call *call)
 	u = new_uar(call->cmd.ctx);
 	if (!u)
 		return ENOMEM;
-	offset = (MMAP_OBJECT_FIRST + u->page_id) << PAGE_SHIFT;
+	offset = emu_page_offset(u->page_id);
 	err = emu_object_publish(&u->o);
 	if (!err)
 		err = attr_out(call, MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &offset, sizeof(offset));

@@ -59,6 +59,7 @@ static const struct limit limits[] = {
 	LIMIT(max_mr_size, UINT64_MAX, UINT64_MAX),
 	LIMIT(comp_vectors, 4, 1024),
 	LIMIT(max_wr_memcpy_length, 1u << 31, 1u << 31),
+	LIMIT(max_dm_size, 128u << 10, 512u << 10),
 	LIMIT(atomics, 1, 1),
 	LIMIT(devx, 1, 1), /* 0: no firmware commands from user space, and what libmlx5 learns by them is unknown to it */
 	LIMIT(dc, 1, 1),

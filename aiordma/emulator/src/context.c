@@ -14,7 +14,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "control.h"
+#include "dm.h"
+#include "pp.h"
 
 struct emu_world emu = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -181,7 +182,10 @@ static void after_fork_in_child(void)
 
 			/* The pipes go on working as pipes. */
 			f->kind = f->kind == EMU_FILE_NODE || f->kind == EMU_FILE_DEAD ? EMU_FILE_DEAD : EMU_FILE_NONE;
-			f->ctx = NULL;
+			if (f->kind == EMU_FILE_DEAD && f->ctx)
+				f->ctx->inherited = true;
+			else
+				f->ctx = NULL;
 			f->channel = NULL;
 		}
 	/* The memory of the parent's objects is not freed: the device thread may have been using it. */
@@ -197,6 +201,8 @@ static void after_fork_in_child(void)
 		memset(d->count, 0, sizeof(d->count));
 	}
 	umem_reset();
+	emu_pp_forked();
+	emu_mmio_forked();
 	emu_engine_forked();
 }
 
@@ -300,6 +306,7 @@ static void register_fork_handlers(void)
 
 static int context_new(struct emu_device *d, int flags)
 {
+	static uint32_t serial;
 	struct emu_ucontext *ctx = calloc(1, sizeof(*ctx));
 	char name[EMU_NAME_MAX + 16];
 	struct stat st;
@@ -318,6 +325,7 @@ static int context_new(struct emu_device *d, int flags)
 	ctx->fd = fd;
 	ctx->dev = d;
 	ctx->owner = getpid();
+	ctx->tag = (uint64_t)ctx->owner << 32 | ++serial;
 	ctx->nfds = 1;
 	list_init(&ctx->uars);
 	err = real_fstat(fd, &st) ? errno : emu_fd_set(fd, EMU_FILE_NODE, ctx, NULL);

@@ -207,6 +207,7 @@ struct emu_ioctl_method {
 	uint16_t object, method;
 	bool udata;
 	bool no_context; /* may run before GET_CONTEXT */
+	bool inherited;	 /* works in a fork() child too */
 	const struct emu_attr_spec *attrs;
 	uint32_t nattrs;
 	int (*run)(struct emu_ioctl_call *);
@@ -243,7 +244,8 @@ struct emu_methods {
 	uint32_t nioctl;
 };
 extern const struct emu_methods emu_device_methods, emu_pd_methods, emu_mr_methods, emu_ah_methods, emu_cq_methods,
-	emu_qp_methods, emu_srq_methods, emu_xrcd_methods, emu_devx_methods, emu_uar_methods, emu_wq_methods;
+	emu_qp_methods, emu_srq_methods, emu_xrcd_methods, emu_devx_methods, emu_uar_methods, emu_wq_methods, emu_dm_methods,
+	emu_pp_methods, emu_var_methods;
 extern const struct emu_methods *const emu_all_methods[];
 extern const uint32_t emu_all_methods_len;
 

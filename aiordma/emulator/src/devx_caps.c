@@ -8,6 +8,8 @@
 #include <stdlib.h>
 
 #include "devx.h"
+#include "dm.h"
+#include "pp.h"
 #include "wq.h"
 
 
@@ -22,8 +24,8 @@ enum cap_kind {
 	CAP_KIND_ESWITCH_FLOW_TABLE = 0x08,
 	CAP_KIND_ESWITCH = 0x09,
 	CAP_KIND_QOS = 0x0c,
+	CAP_KIND_DEVICE_MEMORY = 0x0f,
 	CAP_KIND_DEBUG = 0x0d,
-	CAP_KIND_DEVICE_MEM = 0x0f,
 	CAP_KIND_GENERAL_2 = 0x20,
 };
 
@@ -112,6 +114,8 @@ static void fill_general(const struct emu_device *d, uint8_t *caps)
 	prm_set(caps, CAP_LOG_MAX_RQT_SIZE, EMU_LOG_MAX_RQT_SIZE);
 	prm_set(caps, CAP_LOG_MAX_RMP, devx_log2(d->limits.max_srq));
 	prm_set(caps, CAP_LOG_MAX_WQ_SZ, devx_log2(d->limits.max_qp_wr));
+	prm_set(caps, CAP_DEVICE_MEMORY, d->limits.max_dm_size != 0);
+	prm_set(caps, CAP_QOS, 1);
 	prm_set(caps, CAP_LOG_MAX_STRIDE_SZ_RQ, 9);
 	prm_set(caps, CAP_LOG_MIN_STRIDE_SZ_RQ, 4);
 	if (d->limits.devx) {
@@ -142,6 +146,32 @@ static void fill_roce(const struct emu_device *d, uint8_t *caps)
 	prm_set(caps, ROCE_CAP_ROCE_ADDRESS_TABLE_SIZE, d->ports[0].ngids);
 }
 
+/* The sizes that atomic operations come in are in fields that mlx5_ifc.h leaves out: tests/test_mlx5_dm_ops.py of rdma-core. */
+static void fill_device_memory(const struct emu_device *d, uint8_t *caps)
+{
+	if (!d->limits.max_dm_size)
+		return;
+	prm_set(caps, DEV_MEM_MEMIC, 1);
+	prm_set(caps, DEV_MEM_LOG_MIN_ALLOC_SIZE, EMU_DM_LOG_MIN_SIZE);
+	prm_set(caps, DEV_MEM_LOG_MAX_ADDR_ALIGNMENT, EMU_DM_LOG_MAX_ALIGNMENT);
+	prm_set(caps, DEV_MEM_BAR_SIZE, emu_dm_bar_size(d));
+	prm_set(caps, DEV_MEM_MAX_SIZE, d->limits.max_dm_size);
+	prm_set(caps, DEV_MEM_OPERATIONS, emu_dm_operations());
+	if (emu_dm_operations()) {
+		prm_set(caps, DEV_MEM_INCREMENT_SIZES, EMU_DM_OP_SIZES);
+		prm_set(caps, DEV_MEM_TEST_AND_SET_SIZES, EMU_DM_OP_SIZES);
+	}
+}
+
+static void fill_qos(uint8_t *caps)
+{
+	prm_set(caps, QOS_PACKET_PACING, 1);
+	prm_set(caps, QOS_PACKET_PACING_UID, 1);
+	prm_set(caps, QOS_PACKET_PACING_MAX_RATE, EMU_PP_MAX_RATE);
+	prm_set(caps, QOS_PACKET_PACING_MIN_RATE, EMU_PP_MIN_RATE);
+	prm_set(caps, QOS_PACKET_PACING_RATE_TABLE_SIZE, EMU_PP_TABLE_SIZE);
+}
+
 static uint8_t query_hca_cap(struct devx_call *c)
 {
 	const struct emu_device *d = c->ctx->dev;
@@ -157,14 +187,18 @@ static uint8_t query_hca_cap(struct devx_call *c)
 	case CAP_KIND_ROCE:
 		fill_roce(d, caps);
 		return STAT_OK;
+	case CAP_KIND_DEVICE_MEMORY:
+		fill_device_memory(d, caps);
+		return STAT_OK;
+	case CAP_KIND_QOS:
+		fill_qos(caps);
+		return STAT_OK;
 	case CAP_KIND_ETHERNET_OFFLOADS: /* there is nothing of these, and nothing more of that */
 	case CAP_KIND_ODP:
 	case CAP_KIND_NIC_FLOW_TABLE:
 	case CAP_KIND_ESWITCH_FLOW_TABLE:
 	case CAP_KIND_ESWITCH:
-	case CAP_KIND_QOS:
 	case CAP_KIND_DEBUG:
-	case CAP_KIND_DEVICE_MEM:
 	case CAP_KIND_GENERAL_2:
 		return STAT_OK;
 	default:

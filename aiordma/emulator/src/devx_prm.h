@@ -104,7 +104,7 @@ enum prm_status {
 	STAT_BAD_OUTP_LEN = 0x51,
 };
 
-/* ---------------------------------------------------------------- cmd_hca_cap, atomic_caps, roce_cap */
+/* ---------------------------------------------------------------- capabilities: cmd_hca_cap, atomic_caps, roce_cap */
 
 #define CAP_LOG_DMA_MMO_MAX_SIZE F(0x6b, 5)
 #define CAP_LOG_MAX_SRQ_SZ F(0x80, 8)
@@ -126,6 +126,7 @@ enum prm_status {
 #define CAP_LOG_MAX_RA_RES_QP F(0x15a, 6)
 #define CAP_GID_TABLE_SIZE F(0x170, 16)
 #define CAP_PKEY_TABLE_SIZE F(0x190, 16)
+#define CAP_DEVICE_MEMORY F(0x1a8, 1)
 #define CAP_LOCAL_CA_ACK_DELAY F(0x1ab, 5)
 #define CAP_PORT_TYPE F(0x1b6, 2)
 #define CAP_NUM_PORTS F(0x1b8, 8)
@@ -136,6 +137,7 @@ enum prm_status {
 #define CAP_UMR_MODIFY_ENTITY_SIZE_DISABLED F(0x207, 1)
 #define CAP_UMR_INDIRECT_MKEY_DISABLED F(0x209, 1)
 #define CAP_DCT F(0x21a, 1)
+#define CAP_QOS F(0x21b, 1)
 #define CAP_ROCE F(0x21d, 1)
 #define CAP_ATOMIC F(0x21e, 1)
 #define CAP_CQ_RESIZE F(0x221, 1)
@@ -180,6 +182,23 @@ enum prm_status {
 #define ROCE_CAP_R_ROCE_MAX_SRC_UDP_PORT F(0xc0, 16)
 #define ROCE_CAP_R_ROCE_MIN_SRC_UDP_PORT F(0xd0, 16)
 #define ROCE_CAP_ROCE_ADDRESS_TABLE_SIZE F(0xf0, 16)
+
+/* device_mem_cap */
+#define DEV_MEM_MEMIC F(0x00, 1)
+#define DEV_MEM_INCREMENT_SIZES F(0x20, 8)
+#define DEV_MEM_LOG_MIN_ALLOC_SIZE F(0x2b, 5)
+#define DEV_MEM_TEST_AND_SET_SIZES F(0x30, 8)
+#define DEV_MEM_LOG_MAX_ADDR_ALIGNMENT F(0x38, 8)
+#define DEV_MEM_BAR_SIZE F(0x80, 32)
+#define DEV_MEM_MAX_SIZE F(0xa0, 32)
+#define DEV_MEM_OPERATIONS F(0x200, 32)
+
+/* qos_cap */
+#define QOS_PACKET_PACING F(0x00, 1)
+#define QOS_PACKET_PACING_UID F(0x0b, 1)
+#define QOS_PACKET_PACING_MAX_RATE F(0x40, 32)
+#define QOS_PACKET_PACING_MIN_RATE F(0x60, 32)
+#define QOS_PACKET_PACING_RATE_TABLE_SIZE F(0x90, 16)
 
 /* ---------------------------------------------------------------- mkc: a memory key */
 

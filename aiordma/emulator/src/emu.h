@@ -69,6 +69,7 @@ struct emu_limits {
 	uint64_t max_mr_size;
 	uint32_t comp_vectors;
 	uint32_t max_wr_memcpy_length; /* bytes; 0: the device has no DMA memcpy */
+	uint32_t max_dm_size; /* bytes of device memory in one piece; 0: there is none */
 	bool atomics;
 	bool devx, umr;
 	uint32_t log_max_dci_streams; /* 0: DCIs have none */
@@ -96,6 +97,9 @@ enum emu_type {
 	EMU_UMEM,
 	EMU_WQ,
 	EMU_RWQ_IND_TBL,
+	EMU_DM,
+	EMU_VAR,
+	EMU_PP,
 	EMU_CMD_FD, /* counted as a channel */
 	EMU_TYPES,
 };
@@ -148,7 +152,7 @@ struct emu_mkey {
 	bool direct, free, strided;
 	bool remote_invalidate; /* DEVX mkey: mkc.en_rinval */
 	bool umr_en;		/* DEVX mkey: UMR may change it */
-	struct emu_object *umem; /* control's: what a direct DEVX mkey is made of */
+	struct emu_object *umem; /* control's: the memory object that a direct key is made of, a DEVX umem or device memory */
 	uint32_t repeat, nklm, max_klm; /* max_klm: entries of 16 bytes, mkc.translations_octword_size */
 	uint32_t cap_klm; /* umr.c: entries `klm` has room for */
 	uint64_t repeat_bytes;
@@ -292,6 +296,8 @@ struct emu_ucontext {
 	uint32_t nhandles, next_handle;
 	struct emu_list link;
 	pid_t owner; /* a fork child's close() must not take the parent's objects down */
+	bool inherited; /* by a fork() child, where little of it works */
+	uint64_t tag;   /* unique among this process and its children */
 	uint64_t pinned;
 	/* control's own (context.c) */
 	bool established;	       /* GET_CONTEXT has succeeded */
@@ -401,6 +407,20 @@ struct emu_qp_progress {
 void emu_qp_progress(const struct emu_qp *, struct emu_qp_progress *);
 /* Lets a DCI's stream work again after an error; EINVAL if it isn't in error. */
 int emu_dci_stream_reset(struct emu_qp *, uint16_t stream);
+
+/* mmio.c: pages of registers. `target` is where in the emulator's mapping of device memory the operations take place. */
+enum emu_mmio {
+	EMU_MMIO_CLOCK,
+	EMU_MMIO_INCREMENT,
+	EMU_MMIO_TEST_AND_SET,
+};
+#define EMU_CLOCK_OFFSET 0x8 /* of the clock register in its page */
+bool emu_mmio_supported(void);
+void *emu_mmio_map(struct emu_ucontext *, void *address, size_t len, enum emu_mmio, uint8_t *target); /* MAP_FAILED, errno */
+void emu_mmio_unmapped(const void *address, size_t len); /* without the lock too */
+bool emu_mmio_in_use(const uint8_t *target, size_t len);
+void emu_mmio_forget(const struct emu_ucontext *);
+void emu_mmio_forked(void);
 
 int emu_srq_insert(struct emu_device *, struct emu_srq *);
 void emu_srq_remove(struct emu_srq *);

@@ -5,6 +5,7 @@
  * thread moves payload with plain loads and stores, and would bring the whole process down; so would an address that an
  * on-demand-paging key covers and nothing is mapped at. So while it copies, the thread catches SIGSEGV and SIGBUS, and
  * only its own: those of all other threads go to whoever had them before. */
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 
@@ -21,7 +22,7 @@ static struct {
 
 static const int signals[2] = { SIGSEGV, SIGBUS };
 
-static void pass_on(const struct sigaction *old, int sig, siginfo_t *info, void *context)
+void signal_pass_on(const struct sigaction *old, int sig, siginfo_t *info, void *context)
 {
 	if (old->sa_flags & SA_SIGINFO) {
 		old->sa_sigaction(sig, info, context);
@@ -40,7 +41,9 @@ static void on_fault(int sig, siginfo_t *info, void *context)
 		f.address = (uintptr_t)info->si_addr;
 		_longjmp(f.back, 1);
 	}
-	pass_on(&f.old[sig == SIGBUS], sig, info, context);
+	if (sig == SIGSEGV && mmio_fault(info, context))
+		return;
+	signal_pass_on(&f.old[sig == SIGBUS], sig, info, context);
 }
 
 /* A fault while its signal is blocked ends the process; in this thread every other signal stays blocked. */
@@ -54,28 +57,52 @@ static void unblock(void)
 	pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
-void fault_guard_start(void)
+static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool is_ours(int sig)
+{
+	struct sigaction now;
+
+	return !sigaction(sig, NULL, &now) && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault;
+}
+
+int fault_handler_install(void)
 {
 	struct sigaction ours = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER };
+	int err = 0;
 
 	sigemptyset(&ours.sa_mask);
+	pthread_mutex_lock(&install_lock);
+	for (int i = 0; i < 2 && !err; i++)
+		if (!is_ours(signals[i]) && sigaction(signals[i], &ours, &f.old[i]))
+			err = errno;
+	f.installed = !err;
+	pthread_mutex_unlock(&install_lock);
+	return err;
+}
+
+void fault_forked(void)
+{
+	pthread_mutex_init(&install_lock, NULL);
+	f.on = false;
+}
+
+void fault_guard_start(void)
+{
 	f.thread = pthread_self();
-	f.installed = true;
-	for (int i = 0; i < 2; i++)
-		if (sigaction(signals[i], &ours, &f.old[i]))
-			f.installed = false;
+	fault_handler_install();
 	unblock();
 }
 
 void fault_guard_stop(void)
 {
-	struct sigaction now;
-
 	/* Unless somebody else came after us, and would not expect to lose it. */
+	pthread_mutex_lock(&install_lock);
 	for (int i = 0; f.installed && i < 2; i++)
-		if (!sigaction(signals[i], NULL, &now) && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault)
+		if (is_ours(signals[i]))
 			sigaction(signals[i], &f.old[i], NULL);
 	f.installed = false;
+	pthread_mutex_unlock(&install_lock);
 }
 
 static bool inside(const struct nic_sgl *s, uintptr_t address)

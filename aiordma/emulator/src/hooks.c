@@ -147,7 +147,8 @@ static struct emu_ucontext *lock_context(int fd, int *error)
 	}
 	emu_lock();
 	f = emu_fd_get(fd);
-	if (f && f->kind == EMU_FILE_NODE)
+	/* In a fork() child a few commands work that need no device thread. */
+	if (f && f->ctx && (f->kind == EMU_FILE_NODE || f->kind == EMU_FILE_DEAD))
 		return f->ctx;
 	if (f && f->kind == EMU_FILE_DEAD)
 		*error = EIO;
@@ -213,7 +214,7 @@ ssize_t emu_hook_write(int fd, const void *buf, size_t len)
 		ctx = lock_context(fd, &error);
 		if (!ctx)
 			break;
-		n = emu_write(ctx, buf, len, tries == EMU_SETTLE_TRIES);
+		n = ctx->inherited ? -EIO : emu_write(ctx, buf, len, tries == EMU_SETTLE_TRIES);
 		emu_unlock();
 		if (n >= 0)
 			return n;

@@ -10,6 +10,8 @@
 #ifndef AIORDMA_NIC_H
 #define AIORDMA_NIC_H
 
+#include <signal.h>
+
 #include <infiniband/mlx5dv.h>
 
 #include "emu.h"
@@ -64,6 +66,12 @@ enum nic_copied { COPY_DONE, COPY_BAD_SOURCE, COPY_BAD_TARGET };
 enum nic_copied fault_guard_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
 void fault_guard_start(void);
 void fault_guard_stop(void);
+void fault_forked(void);
+int fault_handler_install(void); /* by whoever needs it before the device thread has come to it */
+/* To the handler that was there before. */
+void signal_pass_on(const struct sigaction *old, int sig, siginfo_t *info, void *context);
+/* mmio.c: a fault that an access to a register made. False: it's none of these. */
+bool mmio_fault(const siginfo_t *info, void *context);
 
 /* Who wants to use a key. A remote user comes in through a QP from the fabric, and may use what the key was given
  * remote rights for; a local one names it in a WQE as an lkey. */

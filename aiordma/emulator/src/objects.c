@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "devx.h"
+#include "dm.h"
+#include "pp.h"
 #include "wq.h"
 
 /* ---------------------------------------------------------------- handles */
@@ -178,6 +180,12 @@ void emu_object_retire(struct emu_object *o)
 	case EMU_RWQ_IND_TBL:
 		emu_rwq_ind_tbl_retire((struct emu_rwq_ind_tbl *)o);
 		break;
+	case EMU_DM:
+		emu_dm_retire(o);
+		break;
+	case EMU_PP:
+		emu_pp_retire(o);
+		break;
 	case EMU_UMEM:
 		umem_release(((struct emu_umem *)o)->pinned);
 		break;
@@ -198,7 +206,7 @@ void emu_context_destroy_objects(struct emu_ucontext *ctx)
 {
 	static const enum emu_type order[] = {
 		EMU_QP, EMU_AH, EMU_MW, EMU_SRQ, EMU_RWQ_IND_TBL, EMU_WQ, EMU_CQ, EMU_DEVX_MKEY, EMU_MR, EMU_DEVX_OBJ, EMU_UMEM,
-		EMU_XRCD, EMU_UAR, EMU_PD,
+		EMU_DM, EMU_XRCD, EMU_UAR, EMU_VAR, EMU_PP, EMU_PD,
 	};
 
 	devx_context_destroy(ctx);
@@ -208,6 +216,8 @@ void emu_context_destroy_objects(struct emu_ucontext *ctx)
 				emu_object_destroy(ctx->handles[h]);
 	while (!list_empty(&ctx->uars))
 		emu_object_destroy(&container_of(ctx->uars.next, struct emu_uar, ctx_link)->o);
+	emu_dm_release(ctx);
+	emu_mmio_forget(ctx);
 	/* Completion channels and the async-event file are open files of their own and outlive the context: a read() of
 	 * one then finds the end of file. Their descriptors stay the application's. */
 	for (uint32_t i = 0; i < ctx->nchannels; i++) {

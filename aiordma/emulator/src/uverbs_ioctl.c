@@ -225,6 +225,8 @@ int emu_ioctl(struct emu_ucontext *ctx, void *arg, bool settled)
 	if (h.driver_id != RDMA_DRIVER_MLX5)
 		return EINVAL;
 	call.method = find_method(h.object_id, h.method_id);
+	if (ctx->inherited && (!call.method || !call.method->inherited))
+		return EIO;
 	if (!call.method) {
 		emu_log(EMU_INFO, "%s: ioctl object 0x%x method 0x%x is not implemented", ctx->dev->name, h.object_id,
 			h.method_id);

@@ -12,7 +12,7 @@
 const struct emu_methods *const emu_all_methods[] = {
 	&emu_device_methods, &emu_pd_methods,  &emu_mr_methods,	  &emu_ah_methods,  &emu_cq_methods,
 	&emu_qp_methods,     &emu_xrcd_methods, &emu_srq_methods, &emu_devx_methods, &emu_uar_methods,
-	&emu_wq_methods,
+	&emu_wq_methods,     &emu_dm_methods,  &emu_pp_methods,	  &emu_var_methods,
 };
 const uint32_t emu_all_methods_len = ARRAY_LEN(emu_all_methods);
 
