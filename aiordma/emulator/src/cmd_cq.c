@@ -223,7 +223,7 @@ static int create_cq(struct emu_ioctl_call *call)
 
 /* ---------------------------------------------------------------- change */
 
-/* Sends that were posted and will complete on this queue. */
+/* Sends that were posted and will complete on this queue; not those that wait for a timer. */
 static bool has_work_ahead(const struct emu_cq *cq)
 {
 	const struct emu_ucontext *ctx = cq->o.ctx;
@@ -232,7 +232,7 @@ static bool has_work_ahead(const struct emu_cq *cq)
 		const struct emu_qp *qp = (const struct emu_qp *)ctx->handles[h];
 
 		if (qp && qp->o.type == EMU_QP && qp->scq == cq && qp->state == IBV_QPS_RTS && qp->sq_nbb &&
-		    (uint16_t)load_be32(&qp->db[1]) != qp->sq_ci)
+		    !qp->stall && (uint16_t)load_be32(&qp->db[1]) != qp->sq_ci)
 			return true;
 	}
 	return false;

@@ -169,7 +169,7 @@ int emu_ioctl(struct emu_ucontext *, void *hdr, bool settled);
  * takes long enough for that. It's run again every EMU_SETTLE_US, the last time with `settled` set. */
 #define EMU_SETTLE 4096
 #define EMU_SETTLE_US 500
-#define EMU_SETTLE_TRIES 40
+#define EMU_SETTLE_TRIES 2000 /* a second: the device thread may have to wait long for a CPU */
 
 /* ---------------------------------------------------------------- the ioctl form (uverbs_ioctl.c) */
 
