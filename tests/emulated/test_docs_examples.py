@@ -10,7 +10,8 @@ import pytest
 from emulated.core import complaints
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/quickstart.md", "docs/devx.md", "docs/emulated-nic.md")
+MLX5 = ("docs/umr.md", "docs/memcpy.md", "docs/raw-wqe.md", "docs/dc.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/devx.md", "docs/emulated-nic.md", *MLX5)
 
 #: What must be among the output of a page's programs, in order.
 OUTPUT = {
@@ -23,6 +24,10 @@ OUTPUT = {
     ],
     "docs/devx.md": ["RTS True"],
     "docs/emulated-nic.md": ["mlx5_0 (aiordma's emulated NIC)", "mlx5_0\nmlx5_1", ""],
+    "docs/umr.md": ["[ 3  4 11 12 19 20 27 28 35 36 43 44]"],
+    "docs/memcpy.md": ["20 b'copied by the device'"],
+    "docs/raw-wqe.md": ["b'by hand' RAW_WQE 136"],
+    "docs/dc.md": ["7 for 0x"],
 }
 
 
