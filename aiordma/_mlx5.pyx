@@ -348,7 +348,8 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
         self._check_send()
         if limit == 0:
             raise UnsupportedError(self.device_name, "UMR on this QP", "create the QP with max_umr_entries=")
-        if mkey.mkey == NULL:
+        # Closing, it's destroyed in a worker thread before it's NULL here.
+        if mkey.mkey == NULL or (<object>mkey).closed:
             raise ClosedError(f"{mkey!r} is closed")
         if mkey.domain is not self.domain:
             raise UsageError(f"{mkey!r} belongs to another device")

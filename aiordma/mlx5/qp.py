@@ -16,7 +16,7 @@ from aiordma.access import Access
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.mlx5.raw_wqe import Wqe
 from aiordma.mlx5.strided import map_strided
-from aiordma.mlx5.umr import umr_caps
+from aiordma.mlx5.umr import Mkey, umr_caps
 from aiordma.qp import QP_TYPES, QPConfig, QueuePair, cap, check_limits, make
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from aiordma.device import Device
     from aiordma.mlx5.devx import HcaCap
-    from aiordma.mlx5.umr import Mkey
     from aiordma.srq import SharedReceiveQueue
 
 __all__ = ["Mlx5Options", "Mlx5QueuePair", "create_qp"]
@@ -174,6 +173,8 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
         self.device.control.hooks.verify()
+        if not isinstance(mkey, Mkey):
+            raise UsageError(f"invalidate() takes an Mkey, not {type(mkey).__name__}")
         if mkey.device is not self.device:
             raise UsageError(f"{mkey!r} belongs to another device")
         if mkey.closed:
@@ -236,6 +237,8 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
         self.device.control.hooks.verify()
+        if not isinstance(mkey, Mkey):
+            raise UsageError(f"map_strided() takes an Mkey, not {type(mkey).__name__}")
         if mkey.closed:
             raise ClosedError(f"{mkey!r} is closed")
         if mkey.bound or mkey.mapping:

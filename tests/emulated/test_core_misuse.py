@@ -234,3 +234,22 @@ async def test_numbers_of_numpy_are_numbers() -> None:
         for wrong in (1.5, "1", np.float64(1), -1, 1 << 32):
             with pytest.raises(UsageError):
                 p.a.rdma_write(b"x", remote, imm=wrong)  # type: ignore[arg-type]
+
+
+async def test_no_layout_on_an_mkey_that_is_being_closed() -> None:
+    async with pair_on_emulated() as p, mlx5.create_qp(p.device, max_umr_entries=4) as qp:
+        await qp.connect(qp.info)
+        mkey = await mlx5.create_mkey(p.device, 4)
+        closing = mkey.close()
+        for register in (
+            lambda: qp.register_list(mkey, [p.local[:8]]),
+            lambda: qp.register_interleaved(mkey, [(p.local[:64], 8, 8)], repeat_count=4),
+            lambda: qp.invalidate(mkey),
+        ):
+            with pytest.raises(ClosedError):
+                register()
+        await closing
+        await p.local.close()  # nothing is left that uses it
+        for call in (lambda: qp.invalidate("mkey"), lambda: qp.map_strided("mkey", np.zeros(4))):  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="not str"):
+                call()
