@@ -348,7 +348,7 @@ cdef class QueuePairBase(Receiver):
             if direct and total <= self._max_inline_data and (total or inline):
                 wr.send_flags |= v.IBV_SEND_INLINE
             elif inline and not direct:
-                raise UsageError("inline: data behind an mkey can't be copied into a work request")
+                raise UsageError("inline: data behind an mkey or in device memory can't be copied into a work request")
             elif inline:
                 raise UsageError(
                     f"inline: {total} bytes, but this QP was made for max_inline_data={self._max_inline_data}"
@@ -397,7 +397,7 @@ cdef class QueuePairBase(Receiver):
                 "an atomic returns the old value into 8 bytes of registered memory: pass a slice of 8 bytes as local"
             )
         if not (<MemorySlice>local).region.direct:
-            raise BufferAccessError("an atomic's old value goes into a memory region, not through an mkey")
+            raise BufferAccessError("an atomic's old value goes into memory of this process, not through an mkey or into device memory")
         if remote.length < 8:
             raise UsageError(f"an atomic works on 8 bytes, {remote!r} has fewer")
         if remote.addr & 7:

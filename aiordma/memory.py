@@ -272,7 +272,16 @@ def wrap(device: Device, pyverbs_mr: Any, access: int) -> MemoryRegion:
         raise UsageError(f"wrap_mr() takes a pyverbs MR, not {type(pyverbs_mr).__name__}")
     if not _control.mr_address(pyverbs_mr, device.context_address, device.pd_address):
         raise UsageError(f"the pyverbs MR is closed, or not of this device's PD ({device.name})")
+    address = int(pyverbs_mr.buf or 0)
+    # Device memory has no address in this process: nothing of it can be copied here.
     region = Region(
-        pyverbs_mr.buf, pyverbs_mr.length, pyverbs_mr.lkey, pyverbs_mr.rkey, int(check_access(access)), device.pd, None
+        address,
+        pyverbs_mr.length,
+        pyverbs_mr.lkey,
+        pyverbs_mr.rkey,
+        int(check_access(access)),
+        device.pd,
+        None,
+        direct=address != 0,
     )
     return MemoryRegion(device, region, None, pyverbs_mr)

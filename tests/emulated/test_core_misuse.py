@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import pyverbs.enums as e
 from emulated.core import connected, pair_on_emulated
-from pyverbs.mr import MR
+from pyverbs.device import DM, AllocDmAttr
+from pyverbs.mr import DMMR, MR
 from pyverbs.pd import PD
 
 import aiordma
@@ -192,6 +193,21 @@ async def test_wrap_mr_refuses_what_is_no_open_mr_of_the_pd() -> None:
             for mr in (closed, foreign):
                 with pytest.raises(UsageError, match="closed, or not of this device's PD"):
                     device.wrap_mr(mr, Access.LOCAL_WRITE)
+
+
+async def test_device_memory_is_left_to_the_device() -> None:
+    async with pair_on_emulated() as p:
+        access = Access.ALL | Access.ZERO_BASED
+        with DM(p.device.context, AllocDmAttr(length=64)) as dm, DMMR(p.device.pd, 64, access, dm, 0) as mr:
+            dm.copy_to_dm(0, b"on board", 8)
+            wrapped = p.device.wrap_mr(mr, Access.ALL)
+            await p.a.rdma_write(wrapped[:8], p.remote)
+            assert bytes(p.right[:8]) == b"on board"
+            with pytest.raises(UsageError, match="device memory"):
+                p.a.rdma_write(wrapped[:8], p.remote, inline=True)
+            with pytest.raises(BufferAccessError, match="device memory"):
+                p.a.atomic_fetch_add(wrapped[:8], p.remote[:8], 1)
+            await wrapped.close()
 
 
 async def test_memory_that_is_gone_is_called_so() -> None:
