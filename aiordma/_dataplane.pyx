@@ -1250,6 +1250,15 @@ cdef class WorkQueue:
         self._mark_idle()
         self.cq._progress()
 
+    @property
+    def ends_unsignaled(self) -> bool:
+        """Whether what is last in it, or will be, reports nothing when it's done."""
+        if self.kind != KIND_SEND or not self.can_mark or self.closed:
+            return False
+        return self.deferred_head != NULL or (
+            self.used != 0 and (not self.any_signaled or self.head - 1 != self.last_signaled)
+        )
+
     def drain(self, Waitable signal not None) -> None:
         """After the QP went to ERR: ``signal`` finishes when everything posted has been flushed."""
         self.closed = True

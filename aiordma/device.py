@@ -416,6 +416,12 @@ class Device:
 
     # ---------------------------------------------------------------- ownership
 
+    def resolve_unsignaled(self) -> None:
+        """Sees to it that unsignalled work requests in flight are resolved: somebody waits for memory that they use."""
+        for child in list(self._children):
+            if isinstance(child, qp.VerbsQueuePair):
+                child.resolve_unsignaled()
+
     def memory_regions(self) -> list[memory.MemoryRegion]:
         """The open memory regions."""
         return [child for child in list(self._children) if isinstance(child, memory.MemoryRegion) and not child.closed]

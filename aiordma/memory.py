@@ -176,6 +176,8 @@ class MemoryRegion(MemorySlice):
         control = self._device.control
         idle = Signal(control.hooks)
         self.region.notify_idle(idle)
+        if not idle.done:
+            self._device.resolve_unsignaled()
         await until(idle)
         if self._registration is not None:
             await in_thread(control, _control.dereg_mr, self._registration)

@@ -249,6 +249,11 @@ class VerbsQueuePair(QueuePairBase):
 
     # ---------------------------------------------------------------- finishing
 
+    def resolve_unsignaled(self) -> None:
+        """Has the unsignalled work requests in flight resolved, although nothing signalled follows them."""
+        if self._send_queue.ends_unsignaled:
+            self._send_queue.when_idle(Signal(self._device.control.hooks))
+
     async def wait_idle(self) -> None:
         """Waits until everything posted to the send queue, queued or unsignalled too, has completed.
 

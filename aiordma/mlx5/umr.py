@@ -91,6 +91,8 @@ class Mkey(MkeyBase):
         if self.region is not None:
             idle = Signal(control.hooks)
             self.region.notify_idle(idle)
+            if not idle.done:
+                self._device.resolve_unsignaled()
             await until(idle)
         try:
             await in_thread(control, self._destroy)

@@ -474,3 +474,14 @@ async def test_opening_and_closing_over_and_over_leaks_nothing() -> None:
                     for op in rng.sample(ops, len(ops) // 2):
                         await op
         assert _objects() == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("count", [1, 3, 40])
+async def test_closing_a_region_resolves_unsignalled_requests_that_nothing_signalled_follows(count: int) -> None:
+    async with pair_on_emulated(max_send_wr=16) as p:
+        mr = await p.device.reg_mr(bytearray(64))
+        ops = [p.a.rdma_write(mr, p.remote[:64], signaled=False, inline=False) for _ in range(count)]
+        with anyio.fail_after(20):
+            await mr.close()
+        assert all(op.done and op.exception() is None for op in ops)
