@@ -39,6 +39,8 @@ WHY = (
     (r"reserved QP", "queue pair numbers can't be reserved"),
     (r"rc_atomic_write", "libmlx5 has no atomic write"),
     (r"[Ff]lush", "libmlx5 has no flush operation"),
+    (r"doorbell_less", "send queues without doorbell records aren't emulated"),
+    (r"SRQ resize", "mlx5 devices don't resize SRQs"),
     (r"scapy", "needs the package scapy"),
     (r"[Oo]ut.of.order|OOO|ooo_", "out-of-order data placement isn't emulated"),
     (r"data.direct", "needs a data-direct device"),

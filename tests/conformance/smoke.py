@@ -1,6 +1,7 @@
 """That the emulated NIC attaches to the rdma-core in use: an RDMA WRITE by pyverbs and one by aiordma, in this process.
 
-Run by ``scripts/rdma-core-59.sh`` with a newer rdma-core than the distribution's. The argument is the version that it must be.
+Run by ``scripts/rdma-core-59.sh`` with a newer rdma-core than the distribution's. The argument is the version that it must
+be.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from aiordma import _pyverbs, emulator
 
 def write_by_pyverbs() -> None:
     """Connect two queue pairs and write from one to the other."""
-    import pyverbs.enums as e
+    try:
+        import pyverbs.enums as e
+    except ImportError:  # newer ones
+        import pyverbs.libibverbs_enums as e
     from pyverbs.addr import AHAttr, GlobalRoute
     from pyverbs.cq import CQ
     from pyverbs.device import Context
@@ -47,10 +51,10 @@ def write_by_pyverbs() -> None:
         wr.set_wr_rdma(target.rkey, target.buf)
         a.post_send(wr)
         for _ in range(1_000_000):
-            count, completions = cq.poll(1)
-            if count:
+            _, completions = cq.poll(1)
+            if completions:
                 break
-        assert count == 1 and completions[0].status == e.IBV_WC_SUCCESS, str(completions)
+        assert [c.status for c in completions] == [e.IBV_WC_SUCCESS]
         assert target.read(22, 0) == b"over the emulated wire"
 
 

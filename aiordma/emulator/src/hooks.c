@@ -7,6 +7,9 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <limits.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -77,20 +80,39 @@ static int open_node(struct emu_device *d, int flags)
 	return -1;
 }
 
+/* libibverbs looks below SYSFS_PATH by itself; programs that read files of /sys/class/infiniband know nothing of that. Under
+ * `aiordma emulate`, where the variable is set, they are led there: `buf` or the path itself. Listing folders isn't. */
+static const char *sysfs_path(const char *path, char *buf, size_t size)
+{
+	static const char real[] = "/sys", part[] = "/sys/class/infiniband";
+	const char *root;
+	int n;
+
+	if (!path || strncmp(path, part, sizeof(part) - 1) || !emu_configured())
+		return path;
+	root = getenv("SYSFS_PATH");
+	if (!root)
+		return path;
+	n = snprintf(buf, size, "%s%s", root, path + sizeof(real) - 1);
+	return n > 0 && (size_t)n < size ? buf : path;
+}
+
 int emu_hook_open(const char *path, int flags, mode_t mode)
 {
 	struct emu_device *d = node_of(path);
+	char buf[PATH_MAX];
 
 	emu_real_init();
-	return d ? open_node(d, flags) : emu_real.open(path, flags, mode);
+	return d ? open_node(d, flags) : emu_real.open(sysfs_path(path, buf, sizeof(buf)), flags, mode);
 }
 
 int emu_hook_openat(int dirfd, const char *path, int flags, mode_t mode)
 {
 	struct emu_device *d = node_of(path);
+	char buf[PATH_MAX];
 
 	emu_real_init();
-	return d ? open_node(d, flags) : real_openat(dirfd, path, flags, mode);
+	return d ? open_node(d, flags) : real_openat(dirfd, sysfs_path(path, buf, sizeof(buf)), flags, mode);
 }
 
 static void fill_node_stat(const struct emu_device *d, struct stat *st)

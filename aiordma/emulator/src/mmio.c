@@ -113,7 +113,7 @@ static void fill(const struct region *r, uint8_t *page)
 		break;
 	case EMU_MMIO_TEST_AND_SET:
 		page[step.offset % EMU_PAGE] = step.write ? 0
-							  : __atomic_exchange_n(r->target + step.offset, 0xff, __ATOMIC_ACQ_REL);
+							  : __atomic_exchange_n(r->target + step.offset, 1, __ATOMIC_ACQ_REL);
 		break;
 	}
 }
@@ -158,8 +158,8 @@ static void finish(ucontext_t *uc, bool done)
 	struct region *r = step.region;
 	uint8_t value = ((uint8_t *)step.page)[step.offset % EMU_PAGE];
 
-	/* A number that is written is added: tests/test_mlx5_dm_ops.py of rdma-core, _write_to_op_addr(). Of a test-and-set
-	 * only the read does anything. */
+	/* A number that is written is added; of a test-and-set only the read does anything, and what it sets is 1. So says
+	 * rdma-core's tests/test_mlx5_dm_ops.py, since its commit c4f1885b4. */
 	if (done && step.write && r->kind == EMU_MMIO_INCREMENT)
 		__atomic_fetch_add(r->target + step.offset, value, __ATOMIC_ACQ_REL);
 	mprotect((void *)step.page, EMU_PAGE, PROT_NONE);
