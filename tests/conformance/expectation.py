@@ -41,6 +41,7 @@ WHY = (
     (r"[Ff]lush", "libmlx5 has no flush operation"),
     (r"doorbell_less", "send queues without doorbell records aren't emulated"),
     (r"SRQ resize", "mlx5 devices don't resize SRQs"),
+    (r"rdma_ctrl", "privileges of RDMA control (UCAPs) aren't emulated"),
     (r"scapy", "needs the package scapy"),
     (r"[Oo]ut.of.order|OOO|ooo_", "out-of-order data placement isn't emulated"),
     (r"data.direct", "needs a data-direct device"),
