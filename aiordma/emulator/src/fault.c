@@ -29,8 +29,11 @@ void signal_pass_on(const struct sigaction *old, int sig, siginfo_t *info, void 
 	} else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) {
 		old->sa_handler(sig);
 	} else {
-		/* On return the access fails again, and ends the process as it would have. */
-		signal(sig, SIG_DFL);
+		/* On return the access fails again, and ends the process as it would have. What somebody sent, or an
+		 * instruction that traps once it's done, doesn't come again by itself. */
+		signal(sig, old->sa_handler);
+		if (info->si_code <= 0 || sig == SIGTRAP)
+			raise(sig);
 	}
 }
 
