@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Literal
 
 from aiordma.emulator import _native
 from aiordma.emulator._native import EmulatorError
@@ -48,6 +49,8 @@ def attach(
     spin_us: int = 50,
     legacy_write: bool = False,
     use_uffd: bool = True,
+    reach: Literal["host", "process"] = "host",
+    one_copy: bool = True,
 ) -> None:
     """Put the emulated NIC under this process's libibverbs.
 
@@ -57,6 +60,9 @@ def attach(
     :param spin_us: how long the device thread goes on polling after the last work, before it sleeps
     :param legacy_write: behave as a kernel older than 4.20
     :param use_uffd: let doorbells wake the device thread by page protection
+    :param reach: with which devices those of this process share a network: those of all this user's processes on the
+        machine (``"host"``), or only its own (``"process"``)
+    :param one_copy: read long payload from other processes' memory directly, where the system allows it
 
     Attaching again with the same configuration does nothing; with another one it replaces the devices, unless one is
     open. In a program started by ``aiordma emulate`` the NIC is there already.
@@ -75,7 +81,14 @@ def attach(
                 return
             devices = 1
         if not isinstance(devices, EmulatorConfig):
-            devices = EmulatorConfig.of(devices, spin_us=spin_us, legacy_write=legacy_write, use_uffd=use_uffd)
+            devices = EmulatorConfig.of(
+                devices,
+                spin_us=spin_us,
+                legacy_write=legacy_write,
+                use_uffd=use_uffd,
+                reach=reach,
+                one_copy=one_copy,
+            )
         if devices == _config:
             return
         _attach(devices)

@@ -137,10 +137,16 @@ class EmulatorConfig:
     legacy_write: bool = False
     #: Let a doorbell wake the sleeping device thread by page protection, where the kernel allows it.
     use_uffd: bool = True
+    #: The devices of this user's other processes on this machine are on the same network.
+    reach: Literal["host", "process"] = "host"
+    #: Long payload between processes is read where it lies, in the other process's memory, if the system allows it.
+    one_copy: bool = True
 
     def __post_init__(self) -> None:
         devices = tuple(_complete(device, index) for index, device in enumerate(self.devices))
         object.__setattr__(self, "devices", devices)
+        if self.reach not in ("host", "process"):
+            raise ValueError(f'the network reaches the "host" or the "process", not {self.reach!r}')
         if not 1 <= len(devices) <= MAX_DEVICES:
             raise ValueError(f"there can be 1 to {MAX_DEVICES} devices, not {len(devices)}")
         for device in devices:
@@ -149,7 +155,14 @@ class EmulatorConfig:
 
     @classmethod
     def of(
-        cls, devices: DeviceSpec = 1, *, spin_us: int = 50, legacy_write: bool = False, use_uffd: bool = True
+        cls,
+        devices: DeviceSpec = 1,
+        *,
+        spin_us: int = 50,
+        legacy_write: bool = False,
+        use_uffd: bool = True,
+        reach: Literal["host", "process"] = "host",
+        one_copy: bool = True,
     ) -> EmulatorConfig:
         """Build a configuration from what :func:`aiordma.emulator.attach` takes.
 
@@ -160,7 +173,14 @@ class EmulatorConfig:
         elif isinstance(devices, str):
             devices = [devices]
         whole = tuple(EmulatedDevice(name=d) if isinstance(d, str) else d for d in devices)
-        return cls(devices=whole, spin_us=spin_us, legacy_write=legacy_write, use_uffd=use_uffd)
+        return cls(
+            devices=whole,
+            spin_us=spin_us,
+            legacy_write=legacy_write,
+            use_uffd=use_uffd,
+            reach=reach,
+            one_copy=one_copy,
+        )
 
     def text(self) -> str:
         """Return the configuration in the emulator's own language, one directive a line."""
@@ -168,6 +188,8 @@ class EmulatorConfig:
             f"spin_us {self.spin_us}",
             f"legacy_write {self.legacy_write:d}",
             f"use_uffd {self.use_uffd:d}",
+            f"reach_host {self.reach == 'host':d}",
+            f"one_copy {self.one_copy:d}",
         ]
         for device in self.devices:
             lines.append(f"device {device.name} {device.guid:016x}")

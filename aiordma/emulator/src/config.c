@@ -4,6 +4,8 @@
  *   spin_us 50                     the device thread polls that long after the last work before it sleeps
  *   legacy_write 0|1               1: no ioctl form of commands, as with kernels before 4.20
  *   use_uffd 0|1                   wake the sleeping device thread by page protection
+ *   reach_host 0|1                 the devices of this user's other processes are on the same network
+ *   one_copy 0|1                   long payload between processes is read where it lies, if the system allows it
  *   device NAME GUID               a new device; the lines below are about it. GUID is 16 hex digits
  *   limit NAME VALUE               one of the limits listed below
  *   port N state NAME mtu BYTES max_mtu BYTES link_layer NAME gids N
@@ -317,6 +319,10 @@ static bool parse_global(struct parser *p)
 		return false;
 	if (!strcmp(p->words[0], "legacy_write"))
 		p->world->legacy_write = value;
+	else if (!strcmp(p->words[0], "reach_host"))
+		p->world->reach_host = value;
+	else if (!strcmp(p->words[0], "one_copy"))
+		p->world->one_copy = value;
 	else
 		p->world->use_uffd = value;
 	return true;
@@ -330,7 +336,8 @@ static bool parse_line(struct parser *p)
 		bool (*parse)(struct parser *);
 	} directives[] = {
 		{ "spin_us", false, parse_global },	 { "legacy_write", false, parse_global },
-		{ "use_uffd", false, parse_global }, { "device", false, parse_device },
+		{ "use_uffd", false, parse_global }, { "reach_host", false, parse_global },
+		{ "one_copy", false, parse_global }, { "device", false, parse_device },
 		{ "limit", true, parse_limit },	 { "port", true, parse_port },
 		{ "gid", true, parse_gid },
 	};
@@ -389,7 +396,7 @@ int emu_config_parse(const char *text, char *error, size_t error_size)
 		fail(&p, "out of memory");
 	} else {
 		p.world->spin_us = 50;
-		p.world->use_uffd = true;
+		p.world->use_uffd = p.world->reach_host = p.world->one_copy = true;
 		while (!p.failed && (line = strsep(&rest, "\n"))) {
 			p.line++;
 			if (split(&p, line) && p.nwords)
@@ -405,6 +412,8 @@ int emu_config_parse(const char *text, char *error, size_t error_size)
 		emu.legacy_write = p.world->legacy_write;
 		emu.spin_us = p.world->spin_us;
 		emu.use_uffd = p.world->use_uffd;
+		emu.reach_host = p.world->reach_host;
+		emu.one_copy = p.world->one_copy;
 		emu_unlock();
 	}
 	free(p.world);

@@ -338,6 +338,8 @@ struct emu_world {
 	bool legacy_write;	  /* configured: answer ENOTTY to the ioctl form, as an old kernel */
 	uint32_t spin_us;	  /* device thread polls this long after the last work before it sleeps */
 	bool use_uffd;
+	bool reach_host; /* devices of other processes are on the same network */
+	bool one_copy;	 /* their memory may be read, and they may read ours, where the system lets them */
 };
 extern struct emu_world emu; /* context.c */
 

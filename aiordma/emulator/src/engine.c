@@ -8,8 +8,12 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "nic.h"
+#include "wire.h"
 
 /* QPs that get their turn before doorbells are looked at again. */
 #define QPS_A_TURN 32u
@@ -29,6 +33,9 @@
 #define NAP_FIRST_NS 50000u
 #define NAP_MAX_NS 1000000u
 #define NAPS_UNTIL_LONGER 64u
+#define CROWDED_NS 100000000u
+#define SLICE_NS 100000u
+#define NAP_LINKS_NS 1000000000u
 
 static struct {
 	pthread_t thread;
@@ -41,6 +48,8 @@ static struct {
 	bool single_cpu;
 	bool writer_expected; /* its doorbell's first store is still to come: it was stopped, and has been let go */
 	uint32_t doorbells;
+	long preempted; /* how often; and hence, until when the CPUs are taken for too few */
+	uint64_t crowded_until;
 	struct emu_list ready, stalled, overflowed;
 } e = {
 	.next_deadline = UINT64_MAX,
@@ -60,6 +69,11 @@ bool engine_is_this_thread(void)
 uint64_t engine_now(void)
 {
 	return this_is_it ? e.now : now_ns();
+}
+
+void engine_read_clock(void)
+{
+	e.now = now_ns();
 }
 
 /* ---------------------------------------------------------------- the lock */
@@ -123,6 +137,12 @@ void engine_stall(struct emu_qp *qp)
 void engine_unstall(struct emu_qp *qp)
 {
 	list_del(&nic(qp)->stall_link);
+}
+
+void engine_answer(struct emu_qp *qp)
+{
+	engine_unstall(qp);
+	engine_activate(qp);
 }
 
 void engine_timer(uint64_t at)
@@ -207,6 +227,7 @@ static bool seldom(void)
 {
 	e.now = now_ns();
 	flush_channels();
+	wire_check_alive();
 	return scan_errors() | run_timers();
 }
 
@@ -220,7 +241,7 @@ static bool turn(void)
 	/* The hot ones' doorbells need no reading, but others must get their turn too. */
 	if (!worked || e.turns % 4 == 0)
 		worked |= doorbell_poll();
-
+	worked |= wire_poll();
 	if (!list_empty(&e.ready)) {
 		e.now = now_ns();
 		worked |= run_ready();
@@ -251,6 +272,9 @@ static uint64_t sleep_limit(bool doorbells_wake, uint32_t nth)
 		limit = (uint64_t)NAP_FIRST_NS << (nth < 8 ? nth : 8);
 		limit = limit < NAP_MAX_NS ? limit : NAP_MAX_NS;
 	}
+	/* A process at the other end of a link may have died. */
+	if (!list_empty(&wire_links) && limit > NAP_LINKS_NS)
+		limit = NAP_LINKS_NS;
 	if (timer != UINT64_MAX)
 		limit = timer <= now ? 0 : timer - now < limit ? timer - now : limit;
 	return limit;
@@ -264,8 +288,10 @@ static void idle(void)
 		uint64_t limit;
 		bool woken;
 
+		wire_asleep(true);
+
 		/* What was written before the pages were armed. */
-		if (doorbell_poll() | scan_all() | seldom() | !list_empty(&e.ready))
+		if (doorbell_poll() | wire_poll() | scan_all() | seldom() | !list_empty(&e.ready))
 			break;
 		limit = sleep_limit(doorbells_wake, nth);
 		pthread_mutex_unlock(&emu.lock);
@@ -276,13 +302,30 @@ static void idle(void)
 			/* Doorbell records are written before doorbells, so the work can be done while the thread that rang
 			 * still stands at its doorbell. */
 			e.now = now_ns();
-			if (scan_all())
+			if (wire_poll() | scan_all())
 				run_ready();
 			idle_release_writers();
 			break;
 		}
 	}
+	wire_asleep(false);
 	idle_disarm();
+}
+
+/* With another process to talk to there are two programs and two threads of ours, and more than a small machine has CPUs
+ * for. Who polls when others want the CPU is stopped in the middle of it, and waits for its next turn longer than one who
+ * was asleep: so that is taken for a sign to sleep rather than to poll, for a while. */
+static bool crowded(void)
+{
+	struct rusage u;
+
+	if (list_empty(&wire_links))
+		return false;
+	if (!getrusage(RUSAGE_THREAD, &u) && u.ru_nivcsw != e.preempted) {
+		e.preempted = u.ru_nivcsw;
+		e.crowded_until = e.idle_since + CROWDED_NS;
+	}
+	return e.idle_since < e.crowded_until;
 }
 
 static bool idle_long_enough(void)
@@ -291,11 +334,24 @@ static bool idle_long_enough(void)
 		return false;
 	if (e.idle_turns == 1) {
 		e.idle_since = now_ns();
-		return (!emu.spin_us || e.single_cpu) && !e.writer_expected;
+		return (!emu.spin_us || e.single_cpu || crowded()) && !e.writer_expected;
 	}
 	if (e.idle_turns % SELDOM)
 		return false;
 	return e.now - e.idle_since >= (e.writer_expected ? WRITER_NS : emu.spin_us * 1000ull);
+}
+
+/* Out of the way, until another process or a command wants something. */
+static void nap(void)
+{
+	wire_asleep(true);
+	if (!wire_poll()) {
+		pthread_mutex_unlock(&emu.lock);
+		idle_sleep(NAP_FIRST_NS);
+		let_commands_in();
+		pthread_mutex_lock(&emu.lock);
+	}
+	wire_asleep(false);
 }
 
 /* Between turns without work. A thread that is stopped at a doorbell may need our CPU to get on: protecting the page again
@@ -304,10 +360,31 @@ static void pause_a_little(void)
 {
 	if (e.writer_expected && doorbells_seen != e.doorbells)
 		e.writer_expected = false;
-	if (e.writer_expected)
+	if (!e.writer_expected)
+		cpu_relax();
+	else if (list_empty(&wire_links))
 		sched_yield();
 	else
-		cpu_relax();
+		nap();
+}
+
+/* Programs poll, and where they are as many as the CPUs, a thread of ours that has work waits until one of them has used
+ * up its time: milliseconds. With a short slice of its own (Linux 6.12 and later, sched_setattr(2); before, ignored or
+ * refused) the scheduler gives it its turn sooner, and no more time in all. */
+static void ask_for_short_slices(void)
+{
+	struct {
+		uint32_t size, policy;
+		uint64_t flags;
+		int32_t nice;
+		uint32_t priority;
+		uint64_t runtime, deadline, period;
+	} a = { .size = sizeof(a), .policy = SCHED_OTHER, .runtime = SLICE_NS };
+
+	errno = 0;
+	a.nice = getpriority(PRIO_PROCESS, 0);
+	if (errno || syscall(SYS_sched_setattr, 0, &a, 0))
+		emu_log(EMU_DEBUG, "no short slices: errno %d", errno);
 }
 
 static void *engine_main(void *unused)
@@ -317,6 +394,7 @@ static void *engine_main(void *unused)
 	pthread_setname_np(pthread_self(), "aiordma-emu");
 	/* The default of 50 us is coarser than the shortest RNR timers. */
 	prctl(PR_SET_TIMERSLACK, 1000ul, 0, 0, 0);
+	ask_for_short_slices();
 	fault_guard_start();
 	pthread_mutex_lock(&emu.lock);
 	e.now = now_ns();
@@ -352,7 +430,9 @@ int emu_engine_start(void)
 
 	if (e.running)
 		return 0;
-	err = idle_init();
+	err = wire_start();
+	if (!err)
+		err = idle_init();
 	if (err)
 		return err;
 	/* Spinning on the only CPU keeps the application from running. */
@@ -379,6 +459,7 @@ void emu_engine_stop(void)
 	pthread_join(e.thread, NULL);
 	e.running = false;
 	idle_fini(false);
+	wire_stop();
 }
 
 void emu_engine_wake(void)
@@ -399,5 +480,6 @@ void emu_engine_forked(void)
 	list_init(&e.overflowed);
 	scan_forget();
 	doorbell_forget();
+	wire_forked();
 	idle_fini(true);
 }

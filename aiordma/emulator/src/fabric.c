@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT
  * The network between the devices: from an address to a device and port, and from a QP number to a QP.
  *
- * All emulated devices of the process are on one subnet. This is the only file that knows that a peer is near: a wire to
- * other processes belongs behind fabric_route() and fabric_request(). */
+ * All emulated devices of this user on this machine are on one subnet, whatever process they are in. Processes with the same
+ * configuration have devices with the same addresses, as processes on a machine share its devices; the QP number tells
+ * whose a QP is (registry.h). */
 #include <string.h>
 
 #include "nic.h"
+#include "registry.h"
+#include "wire.h"
 
 static bool port_up(const struct emu_device *dev, uint8_t port_num)
 {
@@ -38,7 +41,7 @@ static int sender_gid_type(const struct emu_device *dev, const struct emu_path *
 	return port->gids[path->sgid_index].type;
 }
 
-struct nic_route fabric_route(const struct emu_device *from, const struct emu_path *path)
+struct nic_route fabric_route(const struct emu_device *from, const struct emu_path *path, uint32_t dst_qpn)
 {
 	struct nic_route nowhere = { 0 };
 	uint8_t port;
@@ -46,14 +49,16 @@ struct nic_route fabric_route(const struct emu_device *from, const struct emu_pa
 
 	if (!port_up(from, path->port))
 		return nowhere;
+	if (unlikely(qpn_to_index(dst_qpn) == UINT32_MAX))
+		return (struct nic_route){ .link = path->is_global ? wire_find(dst_qpn) : NULL };
 	if (!path->is_global) {
 		/* InfiniBand in one subnet: LIDs are not configured, only a loop to the port itself is possible. */
-		return (struct nic_route){ (struct emu_device *)(uintptr_t)from, path->port };
+		return (struct nic_route){ (struct emu_device *)(uintptr_t)from, path->port, NULL };
 	}
 	type = sender_gid_type(from, path);
 	port = port_by_gid(from, &path->dgid, type);
 	if (port)
-		return (struct nic_route){ (struct emu_device *)(uintptr_t)from, port };
+		return (struct nic_route){ (struct emu_device *)(uintptr_t)from, port, NULL };
 	for (uint32_t i = 0; i < emu.ndevices; i++) {
 		struct emu_device *dev = &emu.devices[i];
 
@@ -61,7 +66,7 @@ struct nic_route fabric_route(const struct emu_device *from, const struct emu_pa
 			continue;
 		port = port_by_gid(dev, &path->dgid, type);
 		if (port)
-			return (struct nic_route){ dev, port };
+			return (struct nic_route){ dev, port, NULL };
 	}
 	return nowhere;
 }
@@ -94,15 +99,51 @@ static bool accepts(const struct emu_qp *qp, const struct nic_req *req, uint8_t 
 	}
 }
 
-enum nic_reply fabric_request(struct nic_route to, struct nic_req *req, struct nic_sgl *data, uint8_t *rnr_timer)
+struct nic_route fabric_destination(const union ibv_gid *dgid, uint8_t gid_type)
+{
+	for (uint32_t i = 0; i < emu.ndevices; i++) {
+		uint8_t port = port_by_gid(&emu.devices[i], dgid, gid_type);
+
+		if (port)
+			return (struct nic_route){ &emu.devices[i], port, NULL };
+	}
+	return (struct nic_route){ 0 };
+}
+
+enum nic_reply fabric_deliver(struct emu_device *dev, uint8_t port_num, struct nic_req *req, struct nic_sgl *data,
+			      uint8_t *rnr_timer)
 {
 	struct emu_qp *qp;
 
-	if (!to.dev || !port_up(to.dev, to.port_num))
+	if (!port_up(dev, port_num))
 		return REPLY_NONE;
-	qp = qp_find(to.dev, req->dst_qpn);
-	if (!qp || !accepts(qp, req, to.port_num))
+	qp = qp_find(dev, req->dst_qpn);
+	if (!qp || !accepts(qp, req, port_num))
 		return REPLY_NONE;
 	*rnr_timer = qp->min_rnr_timer;
 	return responder_receive(qp, req, data);
+}
+
+uint64_t fabric_slice(struct nic_route to, const struct nic_req *req)
+{
+	return unlikely(to.link) ? wire_slice(to.link, req) : NIC_SLICE;
+}
+
+enum nic_reply fabric_request(struct emu_qp *from, struct nic_route to, struct nic_req *req, struct nic_sgl *data,
+			      uint8_t *rnr_timer)
+{
+	if (likely(to.dev))
+		return fabric_deliver(to.dev, to.port_num, req, data, rnr_timer);
+	return to.link ? wire_ask(from, to.link, req, data) : REPLY_NONE;
+}
+
+enum nic_reply fabric_answer(struct emu_qp *from, struct nic_req *req, struct nic_sgl *data, uint8_t *rnr_timer)
+{
+	return wire_answered(from, req, data, rnr_timer);
+}
+
+void fabric_cancel(struct emu_qp *qp)
+{
+	if (unlikely(nic(qp)->wire != WIRE_IDLE))
+		wire_cancel(qp);
 }

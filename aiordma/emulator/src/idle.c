@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "nic.h"
+#include "wire.h"
 
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
@@ -204,19 +205,24 @@ bool idle_released_writer(void)
 
 bool idle_sleep(uint64_t ns)
 {
-	struct pollfd fds[2] = { { .fd = wake_fd, .events = POLLIN }, { .fd = uffd, .events = POLLIN } };
+	/* A descriptor of -1 is passed over: poll(2). */
+	struct pollfd fds[3] = {
+		{ .fd = wake_fd, .events = POLLIN }, { .fd = uffd, .events = POLLIN }, { .fd = wire_fd(), .events = POLLIN },
+	};
 	struct timespec t = { .tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u) };
 	uint64_t count;
 	int n = 1;
 
 	__atomic_store_n(&asleep, true, __ATOMIC_SEQ_CST);
 	if (!__atomic_exchange_n(&kicked, false, __ATOMIC_SEQ_CST)) {
-		n = ppoll(fds, uffd >= 0 ? 2 : 1, ns == UINT64_MAX ? NULL : &t, NULL);
+		n = ppoll(fds, 3, ns == UINT64_MAX ? NULL : &t, NULL);
 		__atomic_store_n(&kicked, false, __ATOMIC_SEQ_CST);
 	}
 	__atomic_store_n(&asleep, false, __ATOMIC_SEQ_CST);
 	while (emu_real.read(wake_fd, &count, sizeof(count)) > 0)
 		;
+	if (fds[2].revents)
+		wire_woken();
 	return n > 0;
 }
 

@@ -15,6 +15,7 @@
 #include <infiniband/mlx5dv.h>
 
 #include "emu.h"
+#include "fabric.h"
 #include "inject.h"
 #include "util.h"
 
@@ -41,11 +42,13 @@ struct nic_piece {
 struct nic_sgl {
 	struct nic_piece *v;
 	uint32_t n, cap;
+	pid_t owner; /* whose memory it is, if not ours */
 };
 
 static inline void sgl_reset(struct nic_sgl *s)
 {
 	s->n = 0;
+	s->owner = 0;
 }
 
 bool sgl_grow(struct nic_sgl *);
@@ -62,8 +65,16 @@ static inline bool sgl_add(struct nic_sgl *s, uint8_t *p, uint64_t len)
 uint64_t sgl_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
 
 /* The same, in the device thread, if the memory may be gone. */
-enum nic_copied { COPY_DONE, COPY_BAD_SOURCE, COPY_BAD_TARGET };
+enum nic_copied { COPY_DONE, COPY_BAD_SOURCE, COPY_BAD_TARGET, COPY_GONE };
 enum nic_copied fault_guard_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
+/* From another process's memory (foreign.c). COPY_GONE: it can't be had in this way at all. */
+enum nic_copied foreign_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
+
+static inline enum nic_copied nic_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len)
+{
+	return likely(!src->owner) ? fault_guard_copy(dst, src, len) : foreign_copy(dst, src, len);
+}
+
 void fault_guard_start(void);
 void fault_guard_stop(void);
 void fault_forked(void);
@@ -174,7 +185,16 @@ void recv_parse(struct nic_recv *, const uint8_t *data_segs, uint32_t size);
 
 /* ---------------------------------------------------------------- the data half's part of a QP */
 
-enum emu_stall { STALL_NONE, STALL_ACK, STALL_RNR };
+enum emu_stall { STALL_NONE, STALL_ACK, STALL_RNR, STALL_WIRE };
+
+/* What a QP has under way to another process (ask.c). */
+enum nic_wire_state {
+	WIRE_IDLE,
+	WIRE_FULL,    /* nothing: it waits for room on the link */
+	WIRE_ASKED,   /* slot `wire_slot` of `wire_link` */
+	WIRE_ANSWERED, /* and the answer is in it */
+	WIRE_LOST,    /* the link is gone: no answer will come */
+};
 
 struct nic_qp {
 	struct emu_qp *qp;
@@ -188,8 +208,16 @@ struct nic_qp {
 	uint64_t *stream_errors; /* a DCI with streams: a bit for each that is in error */
 	uint32_t nstream_errors;
 	/* fabric.c: where the connection leads */
-	struct emu_device *route_dev;
-	uint8_t route_port;
+	struct nic_route route;
+	/* ask.c */
+	uint8_t wire; /* enum nic_wire_state */
+	bool wire_waits; /* for the answer, with wire_tries timeouts left; the next at wire_deadline */
+	uint8_t wire_tries;
+	uint16_t wire_slot;
+	uint64_t wire_deadline;
+	uint32_t wire_len; /* the slice that is under way */
+	struct wire_link *wire_link;
+	struct emu_list wire_wait;
 	/* engine.c */
 	uint32_t scan_index;
 	bool hot, last_wqe_raised;
@@ -212,52 +240,13 @@ static inline bool sq_pending(const struct emu_qp *qp)
 	return qp->sq_nbb && qp->db && qp->sq_ci != (uint16_t)load_be32(&qp->db[1]);
 }
 
-/* ---------------------------------------------------------------- the fabric (fabric.c, responder.c) */
+/* ---------------------------------------------------------------- the receiving end (responder.c); fabric.h */
 
-/* One slice of a request: what its packets say. Payload goes with it, or comes back. */
-struct nic_req {
-	uint8_t opcode; /* MLX5_OPCODE_* */
-	bool first, last, solicited;
-	uint32_t imm; /* immediate data or key to invalidate, big-endian */
-	uint32_t src_qpn, dst_qpn, psn, packets;
-	uint8_t src_type, src_mtu;
-	uint64_t msg_len, off, len; /* the whole message, and this slice */
-	uint64_t raddr;
-	uint32_t rkey;
-	uint64_t swap_add, compare, *result;
-	uint32_t qkey, srqn;
-	uint64_t dc_key;
-	const union ibv_gid *sgid, *dgid;
-	uint8_t traffic_class, hop_limit, gid_type, sl;
-};
-
-enum nic_reply {
-	REPLY_ACK,
-	REPLY_NONE, /* lost, or refused in silence */
-	REPLY_RNR,
-	REPLY_NAK_INVALID,
-	REPLY_NAK_ACCESS,
-	REPLY_NAK_OPERATION,
-	REPLY_BAD_SOURCE, /* nothing the network says: the payload's memory, on the sender's side, is gone */
-};
-
-/* Where a path leads. port_num 0 means nowhere. */
-struct nic_route {
-	struct emu_device *dev;
-	uint8_t port_num;
-};
-
-struct nic_route fabric_route(const struct emu_device *from, const struct emu_path *);
-/* Carries a request to the QP it names and brings the answer. `data` is the payload, or for a READ receives where the
- * remote bytes are; *rnr_timer is set by an RNR NAK. */
-enum nic_reply fabric_request(struct nic_route, struct nic_req *, struct nic_sgl *data, uint8_t *rnr_timer);
 enum nic_reply responder_receive(struct emu_qp *, struct nic_req *, struct nic_sgl *data);
 void responder_reset(struct emu_qp *);
 void responder_forget(struct emu_qp *); /* the QP goes: frees its nic_rx */
 
 /* ---------------------------------------------------------------- send queues (sq.c, requester.c, umr.c, mmo.c) */
-
-#define NIC_SLICE (256u * 1024)
 
 enum nic_step {
 	STEP_DONE,
@@ -295,7 +284,9 @@ void engine_stall(struct emu_qp *); /* it waits for qp->deadline_ns, UINT64_MAX:
 void engine_unstall(struct emu_qp *);
 void engine_timer(uint64_t at); /* look at the CQs then */
 void engine_channel_overflow(struct emu_channel *, bool);
+void engine_answer(struct emu_qp *); /* what it waited for is there */
 bool engine_is_this_thread(void);
+void engine_read_clock(void);
 uint64_t engine_now(void); /* read once a turn: good for timestamps and timers */
 
 /* scan.c: finding work that no doorbell told of */

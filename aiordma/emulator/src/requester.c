@@ -64,12 +64,50 @@ static enum nic_step wait_ack(struct emu_qp *qp, uint8_t *syndrome)
 	return STEP_WAIT;
 }
 
+/* The request is under way to another process. While that one lives and runs, so does the request: what a timeout counts
+ * here are the sendings that a network would have needed; sent it was once. The unreliable wait only for their payload
+ * to have been read. */
+#define UNRELIABLE_NS 500000000ull
+
+static enum nic_step wait_wire(struct emu_qp *qp, uint8_t *syndrome)
+{
+	struct nic_qp *n = nic(qp);
+
+	if (qp->stall == STALL_NONE || !n->wire_waits) {
+		n->wire_tries = reliable(qp) ? qp->retry_cnt : 0;
+		/* A stall that has begun goes on, with its own count of tries, if the answer is another refusal. */
+		if (qp->stall == STALL_NONE)
+			qp->stall = STALL_WIRE;
+	} else if (engine_now() < n->wire_deadline) {
+		qp->deadline_ns = n->wire_deadline;
+		return STEP_WAIT;
+	} else if (emu_log(EMU_INFO, "QP 0x%x: no answer, state %u slot %u now %lu", qp->qpn, n->wire, n->wire_slot, engine_now()), !n->wire_tries--) {
+		fabric_cancel(qp);
+		n->wire_waits = false;
+		if (reliable(qp))
+			return fail(syndrome, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
+		qp->stall = STALL_NONE;
+		return STEP_DONE;
+	}
+	n->wire_waits = true;
+	if (!reliable(qp))
+		n->wire_deadline = engine_now() + UNRELIABLE_NS;
+	else
+		n->wire_deadline = qp->timeout ? engine_now() + (4096ull << (qp->timeout & 31)) : UINT64_MAX;
+	qp->deadline_ns = n->wire_deadline;
+	return STEP_WAIT;
+}
+
 static enum nic_step after_reply(struct emu_qp *qp, enum nic_reply reply, uint8_t rnr_timer, uint8_t *syndrome)
 {
 	if (likely(reply == REPLY_ACK)) {
 		qp->stall = STALL_NONE;
+		nic(qp)->wire_waits = false;
 		return STEP_DONE;
 	}
+	if (reply == REPLY_PENDING)
+		return wait_wire(qp, syndrome);
+	nic(qp)->wire_waits = false;
 	if (reply == REPLY_BAD_SOURCE)
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	if (!reliable(qp))
@@ -106,13 +144,9 @@ static struct nic_route connected_route(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
 
-	if (!n->route_dev) {
-		struct nic_route r = fabric_route(qp->dev, &qp->av);
-
-		n->route_dev = r.dev;
-		n->route_port = r.port_num;
-	}
-	return (struct nic_route){ n->route_dev, n->route_port };
+	if (unlikely(!n->route.dev && !n->route.link))
+		n->route = fabric_route(qp->dev, &qp->av, qp->dest_qpn);
+	return n->route;
 }
 
 /* A datagram and a DC request carry their address in the WQE: mlx5_create_ah() in verbs.c says how it's packed. */
@@ -131,7 +165,7 @@ static struct nic_route datagram_route(struct emu_qp *qp, const struct nic_wqe *
 		path.hop_limit = av->hop_limit;
 	}
 	address_from_path(qp, &path, req);
-	return fabric_route(qp->dev, &path);
+	return fabric_route(qp->dev, &path, req->dst_qpn);
 }
 
 static struct nic_route route(struct emu_qp *qp, const struct nic_wqe *w, struct nic_req *req)
@@ -169,15 +203,26 @@ static bool gather(struct emu_qp *qp, const struct nic_wqe *w, uint64_t off, uin
 	return segs_translate(&a, w->seg, w->nseg, off, len, &local);
 }
 
+static bool under_way(const struct emu_qp *qp)
+{
+	return unlikely(nic(qp)->wire != WIRE_IDLE);
+}
+
+static enum nic_reply ask(struct emu_qp *qp, struct nic_route to, struct nic_req *req, struct nic_sgl *data,
+			  uint8_t *rnr_timer)
+{
+	return under_way(qp) ? fabric_answer(qp, req, data, rnr_timer) : fabric_request(qp, to, req, data, rnr_timer);
+}
+
 static enum nic_step step_send(struct emu_qp *qp, struct nic_wqe *w, struct nic_route to, struct nic_req *req,
 			       uint8_t *syndrome)
 {
 	enum nic_reply reply;
 	uint8_t timer = 0;
 
-	if (!gather(qp, w, req->off, req->len, 0))
+	if (!under_way(qp) && !gather(qp, w, req->off, req->len, 0))
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
-	reply = fabric_request(to, req, &local, &timer);
+	reply = ask(qp, to, req, &local, &timer);
 	return after_reply(qp, reply, timer, syndrome);
 }
 
@@ -185,14 +230,15 @@ static enum nic_step step_read(struct emu_qp *qp, struct nic_wqe *w, struct nic_
 			       uint8_t *syndrome)
 {
 	uint8_t timer = 0;
-	enum nic_reply reply = fabric_request(to, req, &remote, &timer);
+	enum nic_reply reply = ask(qp, to, req, &remote, &timer);
 	enum nic_step step = after_reply(qp, reply, timer, syndrome);
 
 	if (step != STEP_DONE || !req->len)
 		return step;
 	if (!gather(qp, w, req->off, req->len, IBV_ACCESS_LOCAL_WRITE))
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
-	switch (fault_guard_copy(&local, &remote, req->len)) {
+	switch (nic_copy(&local, &remote, req->len)) {
+	case COPY_GONE:
 	case COPY_BAD_SOURCE:
 		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_OP_ERR);
 	case COPY_BAD_TARGET:
@@ -212,7 +258,7 @@ static enum nic_step step_atomic(struct emu_qp *qp, struct nic_wqe *w, struct ni
 	req->swap_add = w->swap_add;
 	req->compare = w->compare;
 	req->result = &value;
-	step = after_reply(qp, fabric_request(to, req, NULL, &timer), timer, syndrome);
+	step = after_reply(qp, ask(qp, to, req, NULL, &timer), timer, syndrome);
 	if (step != STEP_DONE)
 		return step;
 	if (!gather(qp, w, 0, 8, IBV_ACCESS_LOCAL_WRITE))
@@ -251,7 +297,6 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 	struct nic_req req = {
 		.opcode = w->opcode,
 		.first = !qp->progress,
-		.last = left <= NIC_SLICE,
 		.solicited = w->flags & MLX5_WQE_CTRL_SOLICITED,
 		.imm = w->imm,
 		.src_qpn = qp->qpn,
@@ -261,22 +306,29 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 		.src_mtu = qp->mtu,
 		.msg_len = total,
 		.off = qp->progress,
-		.len = left < NIC_SLICE ? left : NIC_SLICE,
 		.raddr = w->raddr,
 		.rkey = w->rkey,
 		.srqn = w->xrc_srqn,
 	};
-	struct nic_route to;
+	struct nic_route to = { 0 };
 	enum nic_step step;
+	uint64_t slice;
 
 	if (!qp->progress) {
 		*syndrome = check_length(qp, w);
 		if (*syndrome)
 			return STEP_FAIL;
 	}
-	to = route(qp, w, &req);
-	if (inject_lost(qp))
-		to.dev = NULL;
+	if (under_way(qp)) {
+		slice = nic(qp)->wire_len;
+	} else {
+		to = route(qp, w, &req);
+		slice = fabric_slice(to, &req);
+		if (inject_lost(qp))
+			to = (struct nic_route){ 0 };
+	}
+	req.last = left <= slice;
+	req.len = req.last ? left : slice;
 	if (w->opcode == MLX5_OPCODE_RDMA_READ)
 		step = step_read(qp, w, to, &req, syndrome);
 	else if (is_atomic(w->opcode))

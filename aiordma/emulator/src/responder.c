@@ -170,9 +170,11 @@ static enum nic_reply scatter(struct emu_qp *qp, struct nic_rx *rx, uint64_t off
 	sgl_reset(&remote);
 	if (!segs_translate(&a, r->seg, r->nseg, off, len, &remote))
 		return bad_buffer(qp, rx);
-	switch (fault_guard_copy(&remote, data, len)) {
+	switch (nic_copy(&remote, data, len)) {
 	case COPY_BAD_SOURCE:
 		return REPLY_BAD_SOURCE;
+	case COPY_GONE:
+		return REPLY_NONE;
 	case COPY_BAD_TARGET:
 		return bad_buffer(qp, rx);
 	default:
@@ -271,9 +273,11 @@ static enum nic_reply receive_write(struct emu_qp *qp, struct nic_req *req, stru
 	}
 	if (!remote_slice(qp, req, IBV_ACCESS_REMOTE_WRITE, &remote))
 		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
-	switch (fault_guard_copy(&remote, data, req->len)) {
+	switch (nic_copy(&remote, data, req->len)) {
 	case COPY_BAD_SOURCE:
 		return REPLY_BAD_SOURCE;
+	case COPY_GONE:
+		return REPLY_NONE;
 	case COPY_BAD_TARGET:
 		return refuse(qp, REPLY_NAK_OPERATION, IBV_EVENT_QP_FATAL);
 	default:

@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "nic.h"
+#include "registry.h"
 
 /* QPNs 0 and 1 are the management QPs; a device starts far above. The range bounds only how soon one is used again. */
 #define QPN_FIRST 0x100u
-#define QPN_RANGE ((1u << 20) - QPN_FIRST)
+#define QPN_END (1u << 20)
 
 #define STREAMS 65536u /* the WQE's field has 16 bits */
 
@@ -33,6 +34,7 @@ static void raise_last_wqe(struct emu_qp *qp)
 
 static void enter_error(struct emu_qp *qp)
 {
+	fabric_cancel(qp);
 	engine_unstall(qp);
 	qp->stall = STALL_NONE;
 	scan_watch_error(qp, true);
@@ -239,6 +241,19 @@ static void forget(struct emu_qp *qp)
 	qp->priv = NULL;
 }
 
+/* Numbers are taken a block at a time (registry.h), and rotate in those that there are. */
+static uint32_t insert(struct emu_device *dev, struct emu_qp *qp)
+{
+	uint32_t index = 0, limit;
+
+	do {
+		limit = qpn_limit() < QPN_END ? qpn_limit() : QPN_END;
+		if (limit > QPN_FIRST)
+			index = table_insert(&dev->qps, &dev->qps_size, &dev->next_qpn, QPN_FIRST, limit - QPN_FIRST, qp);
+	} while (!index && limit < QPN_END && qpn_reserve(limit + 1));
+	return index ? qpn_of_index(index) : 0;
+}
+
 int emu_qp_insert(struct emu_device *dev, struct emu_qp *qp)
 {
 	struct nic_qp *n = calloc(1, sizeof(*n));
@@ -252,7 +267,7 @@ int emu_qp_insert(struct emu_device *dev, struct emu_qp *qp)
 	if (qp->dci && qp->log_num_concurrent)
 		n->stream_errors = calloc(STREAMS / 64, sizeof(uint64_t));
 	if (n->wqe && n->rx)
-		qp->qpn = table_insert(&dev->qps, &dev->qps_size, &dev->next_qpn, QPN_FIRST, QPN_RANGE, qp);
+		qp->qpn = insert(dev, qp);
 	if (!n->wqe || !n->rx || !qp->qpn) {
 		forget(qp);
 		return ENOMEM;
@@ -261,6 +276,7 @@ int emu_qp_insert(struct emu_device *dev, struct emu_qp *qp)
 	list_init(&qp->active_link);
 	list_init(&n->stall_link);
 	list_init(&n->error_link);
+	list_init(&n->wire_wait);
 	qp->active = false;
 	scan_add_qp(qp);
 	return 0;
@@ -270,10 +286,11 @@ void emu_qp_remove(struct emu_qp *qp)
 {
 	if (!qp->priv)
 		return;
+	fabric_cancel(qp);
 	engine_unstall(qp);
 	scan_watch_error(qp, false);
 	engine_forget_qp(qp);
-	table_remove(&qp->dev->qps, qp->dev->qps_size, qp->qpn, qp);
+	table_remove(&qp->dev->qps, qp->dev->qps_size, qpn_to_index(qp->qpn), qp);
 	if (qp->o.ctx->async)
 		qp->async_events -= channel_purge(qp->o.ctx->async, qp->user_handle);
 	forget(qp);
@@ -283,6 +300,7 @@ static void reset(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
 
+	fabric_cancel(qp);
 	engine_unstall(qp);
 	scan_watch_error(qp, false);
 	qp->sq_ci = qp->rq_ci = 0;
@@ -291,7 +309,7 @@ static void reset(struct emu_qp *qp)
 	qp->sq_draining = 0;
 	n->decoded = false;
 	n->last_wqe_raised = n->comm_est = false;
-	n->route_dev = NULL;
+	n->route = (struct nic_route){ 0 };
 	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
 	n->nstream_errors = 0;
 	if (n->stream_errors)
@@ -323,7 +341,7 @@ void emu_qp_state_changed(struct emu_qp *qp, uint8_t old)
 	default:
 		break;
 	}
-	n->route_dev = NULL;
+	n->route = (struct nic_route){ 0 };
 	emu_qp_kick(qp);
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "nic.h"
+#include "registry.h"
 
 #define TABLE_MIN 256u
 
@@ -59,7 +60,9 @@ void table_remove(void *table, uint32_t size, uint32_t number, const void *what)
 
 struct emu_qp *qp_find(struct emu_device *dev, uint32_t qpn)
 {
-	return qpn < dev->qps_size ? dev->qps[qpn] : NULL;
+	uint32_t index = qpn_to_index(qpn);
+
+	return index < dev->qps_size ? dev->qps[index] : NULL;
 }
 
 struct emu_cq *cq_find(struct emu_device *dev, uint32_t cqn)

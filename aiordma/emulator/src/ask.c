@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT
+ * The asking side of a link: requests of our QPs to those of another process. See wire.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "wire.h"
+
+/* How long the other side may take for a request that it has begun, while we want to cancel it: a slice is copied in
+ * well under a millisecond; but the process can be stopped or killed in the middle. */
+#define CANCEL_NS 2000000u
+
+static bool has_payload(const struct nic_req *req)
+{
+	return req->opcode != MLX5_OPCODE_RDMA_READ && req->opcode != MLX5_OPCODE_ATOMIC_CS &&
+	       req->opcode != MLX5_OPCODE_ATOMIC_FA;
+}
+
+static bool can_read(const struct wire_link *l, uint32_t side)
+{
+	return __atomic_load_n(&l->shared->reach[side], __ATOMIC_ACQUIRE) == REACH_YES;
+}
+
+/* Payload can be read where it lies by the side that it goes to. */
+static bool by_pieces(const struct wire_link *l, const struct nic_req *req)
+{
+	return can_read(l, has_payload(req) ? !l->side : l->side);
+}
+
+uint64_t wire_slice(struct wire_link *l, const struct nic_req *req)
+{
+	return by_pieces(l, req) ? NIC_SLICE : WIRE_PAYLOAD;
+}
+
+/* ---------------------------------------------------------------- slots */
+
+static void release(struct wire_link *l, uint32_t slot)
+{
+	struct emu_list *first = l->full.next;
+
+	free(l->sent[slot]);
+	l->sent[slot] = NULL;
+	l->asking[slot] = NULL;
+	l->busy[slot] = false;
+	l->unused[l->nunused++] = (uint16_t)slot;
+	if (list_empty(&l->full))
+		return;
+	list_del(first);
+	container_of(first, struct nic_qp, wire_wait)->wire = WIRE_IDLE;
+	engine_answer(container_of(first, struct nic_qp, wire_wait)->qp);
+}
+
+static enum nic_reply wait_for_room(struct emu_qp *qp, struct wire_link *l)
+{
+	nic(qp)->wire = WIRE_FULL;
+	nic(qp)->wire_link = l;
+	list_add_tail(&l->full, &nic(qp)->wire_wait);
+	return REPLY_PENDING;
+}
+
+/* ---------------------------------------------------------------- asking */
+
+static enum nic_copied put_bytes(struct wire_slot *s, const struct nic_sgl *data, uint64_t len)
+{
+	static struct nic_sgl to;
+
+	sgl_reset(&to);
+	if (!sgl_add(&to, s->payload, WIRE_PAYLOAD))
+		return COPY_BAD_TARGET;
+	return fault_guard_copy(&to, data, len);
+}
+
+static enum nic_copied put_pieces(struct wire_link *l, uint32_t slot, struct wire_request *w, const struct nic_sgl *data,
+				  uint64_t len)
+{
+	struct wire_piece *p = (void *)l->mine->slots[slot].payload;
+	enum nic_copied copied;
+
+	w->flags |= WIRE_PIECES_FOLLOW;
+	if (data->n <= WIRE_PIECES) {
+		w->npieces = data->n;
+		for (uint32_t i = 0; i < data->n; i++)
+			p[i] = (struct wire_piece){ (uintptr_t)data->v[i].p, data->v[i].len };
+		return COPY_DONE;
+	}
+	l->sent[slot] = foreign_gather(data, len, &copied);
+	if (!l->sent[slot])
+		return copied;
+	w->npieces = 1;
+	p[0] = (struct wire_piece){ (uintptr_t)l->sent[slot], len };
+	return COPY_DONE;
+}
+
+static void fill(struct wire_request *w, const struct nic_req *req)
+{
+	*w = (struct wire_request){
+		.opcode = req->opcode,
+		.flags = (uint8_t)((req->first ? WIRE_FIRST : 0) | (req->last ? WIRE_LAST : 0) |
+				   (req->solicited ? WIRE_SOLICITED : 0)),
+		.src_type = req->src_type,
+		.src_mtu = req->src_mtu,
+		.traffic_class = req->traffic_class,
+		.hop_limit = req->hop_limit,
+		.gid_type = req->gid_type,
+		.sl = req->sl,
+		.imm = req->imm,
+		.src_qpn = req->src_qpn,
+		.dst_qpn = req->dst_qpn,
+		.psn = req->psn,
+		.packets = req->packets,
+		.rkey = req->rkey,
+		.qkey = req->qkey,
+		.srqn = req->srqn,
+		.msg_len = req->msg_len,
+		.off = req->off,
+		.len = req->len,
+		.raddr = req->raddr,
+		.swap_add = req->swap_add,
+		.compare = req->compare,
+		.dc_key = req->dc_key,
+	};
+	memcpy(w->sgid, req->sgid->raw, sizeof(w->sgid));
+	memcpy(w->dgid, req->dgid->raw, sizeof(w->dgid));
+}
+
+enum nic_reply wire_ask(struct emu_qp *qp, struct wire_link *l, struct nic_req *req, struct nic_sgl *data)
+{
+	bool payload = has_payload(req), reliable = qp->type != IBV_QPT_UC && qp->type != IBV_QPT_UD;
+	struct nic_qp *n = nic(qp);
+	enum nic_copied copied = COPY_DONE;
+	struct wire_slot *s;
+	uint32_t slot;
+
+	n->wire_len = (uint32_t)req->len;
+	if (!l->nunused)
+		return wait_for_room(qp, l);
+	slot = l->unused[--l->nunused];
+	l->busy[slot] = true;
+	s = &l->mine->slots[slot];
+	fill(&s->request, req);
+	if (payload && req->len > WIRE_INLINE && by_pieces(l, req))
+		copied = put_pieces(l, slot, &s->request, data, req->len);
+	else if (payload && req->len)
+		copied = put_bytes(s, data, req->len);
+	else if (req->opcode == MLX5_OPCODE_RDMA_READ && req->len > WIRE_INLINE && by_pieces(l, req))
+		s->request.flags |= WIRE_WANT_PIECES;
+	if (copied != COPY_DONE) {
+		release(l, slot);
+		return REPLY_BAD_SOURCE;
+	}
+	/* To the unreliable it makes no difference what the answer is, once their payload is in safety. */
+	if (reliable || s->request.flags & WIRE_PIECES_FOLLOW) {
+		l->asking[slot] = qp;
+		n->wire = WIRE_ASKED;
+		n->wire_link = l;
+		n->wire_slot = (uint16_t)slot;
+	}
+	__atomic_store_n(&s->state, SLOT_ASKED, __ATOMIC_RELEASE);
+	wire_put(&l->mine->asked, slot);
+	wire_call(l);
+	return n->wire == WIRE_IDLE ? REPLY_ACK : REPLY_PENDING;
+}
+
+/* ---------------------------------------------------------------- answers */
+
+/* Where a READ's bytes are. */
+static bool take_data(struct wire_link *l, struct wire_slot *s, uint32_t npieces, uint64_t len, struct nic_sgl *data)
+{
+	const struct wire_piece *p = (const void *)s->payload;
+
+	sgl_reset(data);
+	if (!npieces)
+		return len <= WIRE_PAYLOAD && sgl_add(data, s->payload, len);
+	if (npieces > WIRE_PIECES)
+		return false;
+	data->owner = l->peer.pid;
+	for (uint32_t i = 0; i < npieces; i++) {
+		struct wire_piece one = p[i];
+
+		if (!sgl_add(data, (uint8_t *)(uintptr_t)one.address, one.len))
+			return false;
+		len -= one.len < len ? one.len : len;
+	}
+	return !len;
+}
+
+enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data, uint8_t *rnr_timer)
+{
+	struct nic_qp *n = nic(qp);
+	struct wire_answer a;
+	struct wire_slot *s;
+
+	if (n->wire != WIRE_ANSWERED)
+		return REPLY_PENDING;
+	s = &n->wire_link->mine->slots[n->wire_slot];
+	memcpy(&a, &s->answer, sizeof(a));
+	if (a.reply > REPLY_BAD_SOURCE)
+		a.reply = REPLY_NONE;
+	*rnr_timer = a.rnr_timer;
+	if (req->result)
+		*req->result = a.result;
+	/* What the slot has is good until somebody asks for something in it, which isn't before this turn has ended. */
+	if (a.reply == REPLY_ACK && req->opcode == MLX5_OPCODE_RDMA_READ && req->len &&
+	    !take_data(n->wire_link, s, a.npieces, req->len, data))
+		a.reply = REPLY_NAK_OPERATION;
+	n->wire = WIRE_IDLE;
+	release(n->wire_link, n->wire_slot);
+	return a.reply;
+}
+
+bool wire_take_answers(struct wire_link *l)
+{
+	bool found = false;
+	uint32_t slot;
+
+	/* `busy` and `asking` are ours alone: an answer to what nobody asked is none. */
+	for (uint32_t i = 0; i < WIRE_SLOTS && wire_next(&l->mine->answered, &l->answers_seen, &slot); i++) {
+		struct emu_qp *qp;
+
+		found = true;
+		if (slot >= WIRE_SLOTS || !l->busy[slot])
+			continue;
+		qp = l->asking[slot];
+		if (!qp) {
+			release(l, slot);
+		} else if (nic(qp)->wire == WIRE_ASKED) {
+			nic(qp)->wire = WIRE_ANSWERED;
+			engine_answer(qp);
+		}
+	}
+	return found;
+}
+
+/* ---------------------------------------------------------------- giving up */
+
+/* The other side has begun: let it end. */
+static void wait_until_done(const struct wire_slot *s)
+{
+	uint64_t until = now_ns() + CANCEL_NS;
+
+	while (__atomic_load_n(&s->state, __ATOMIC_ACQUIRE) == SLOT_TAKEN && now_ns() < until)
+		cpu_relax();
+}
+
+void wire_cancel(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+	uint32_t state = SLOT_ASKED;
+	struct wire_slot *s;
+
+	list_del(&n->wire_wait);
+	n->wire_waits = false;
+	if (n->wire == WIRE_ANSWERED) {
+		release(n->wire_link, n->wire_slot);
+	} else if (n->wire == WIRE_ASKED) {
+		s = &n->wire_link->mine->slots[n->wire_slot];
+		if (!__atomic_compare_exchange_n(&s->state, &state, SLOT_CANCELLED, false, __ATOMIC_SEQ_CST,
+						 __ATOMIC_SEQ_CST))
+			wait_until_done(s);
+		n->wire_link->asking[n->wire_slot] = NULL;
+	}
+	n->wire = WIRE_IDLE;
+}
+
+void wire_lose(struct wire_link *l)
+{
+	for (uint32_t i = 0; i < WIRE_SLOTS; i++) {
+		if (l->asking[i])
+			nic(l->asking[i])->wire = WIRE_LOST;
+		free(l->sent[i]);
+		free(l->bounce[i]);
+	}
+	while (!list_empty(&l->full)) {
+		struct nic_qp *n = container_of(l->full.next, struct nic_qp, wire_wait);
+
+		list_del(&n->wire_wait);
+		n->wire = WIRE_LOST;
+	}
+}

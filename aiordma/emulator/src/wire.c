@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: MIT
+ * Links between processes: opening, watching and dropping them. See wire.h. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "wire.h"
+
+/* How often the registry is asked whether those at the other ends still live. */
+#define ALIVE_NS 250000000u
+
+struct emu_list wire_links = { &wire_links, &wire_links };
+bool wire_on;
+
+static int own_fifo = -1;
+static uint32_t attention_seen;
+static uint64_t alive_next;
+static pid_t owner;
+
+/* ---------------------------------------------------------------- files */
+
+static const char *file_path(char *path, const char *name)
+{
+	snprintf(path, PATH_MAX, "%s/%s", registry_folder(), name);
+	return path;
+}
+
+static void fifo_name(char *name, size_t size, const struct registry_peer *p)
+{
+	snprintf(name, size, "wake-%u.%u", p->slot, p->generation);
+}
+
+/* For reading and writing, so that neither opening it nor writing to it depends on there being another. */
+static int open_fifo(const char *name)
+{
+	char path[PATH_MAX];
+	struct stat st;
+	int fd = emu_real.open(file_path(path, name), O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+
+	if (fd >= 0 && (fstatat(fd, "", &st, AT_EMPTY_PATH) || !S_ISFIFO(st.st_mode) || st.st_uid != geteuid())) {
+		emu_real.close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static struct wire_shared *map_shared(const char *name)
+{
+	char path[PATH_MAX];
+	struct stat st;
+	void *p = MAP_FAILED;
+	int fd = emu_real.open(file_path(path, name), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+	if (fd < 0)
+		return NULL;
+	if (!fstatat(fd, "", &st, AT_EMPTY_PATH) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+	    (st.st_size == sizeof(struct wire_shared) || !ftruncate(fd, sizeof(struct wire_shared))))
+		p = emu_real.mmap(NULL, sizeof(struct wire_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	emu_real.close(fd);
+	return p == MAP_FAILED ? NULL : p;
+}
+
+/* ---------------------------------------------------------------- waking */
+
+void wire_call(struct wire_link *l)
+{
+	/* Both sides write first and look then: the sleeper at the rings, we whether it sleeps. */
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&registry_entry(l->peer.slot)->asleep, __ATOMIC_RELAXED) && emu_real.write(l->fifo, "", 1) < 0)
+		return; /* it's full: it has been told */
+}
+
+void wire_asleep(bool on)
+{
+	if (!wire_on)
+		return;
+	__atomic_store_n(&registry_entry(registry_self()->slot)->asleep, on, __ATOMIC_SEQ_CST);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+int wire_fd(void)
+{
+	return own_fifo;
+}
+
+void wire_woken(void)
+{
+	uint8_t bytes[256];
+
+	while (own_fifo >= 0 && emu_real.read(own_fifo, bytes, sizeof(bytes)) == sizeof(bytes))
+		;
+}
+
+/* ---------------------------------------------------------------- links */
+
+static void close_link(struct wire_link *l)
+{
+	if (l->fifo >= 0)
+		emu_real.close(l->fifo);
+	if (l->shared)
+		emu_real.munmap(l->shared, sizeof(*l->shared));
+	free(l);
+}
+
+static struct wire_link *open_link(const struct registry_peer *peer)
+{
+	const struct registry_peer *self = registry_self();
+	struct wire_link *l = calloc(1, sizeof(*l));
+	const struct registry_peer *side[2];
+	char fifo[64];
+
+	if (!l)
+		return NULL;
+	l->peer = *peer;
+	l->side = self->slot > peer->slot;
+	side[l->side] = self;
+	side[!l->side] = peer;
+	snprintf(l->name, sizeof(l->name), "link-%u.%u-%u.%u", side[0]->slot, side[0]->generation, side[1]->slot,
+		 side[1]->generation);
+	fifo_name(fifo, sizeof(fifo), peer);
+	l->fifo = open_fifo(fifo);
+	l->shared = l->fifo >= 0 ? map_shared(l->name) : NULL;
+	if (!l->shared) {
+		emu_log(EMU_WARN, "no link to process %d: %s", peer->pid, strerror(errno));
+		close_link(l);
+		return NULL;
+	}
+	l->mine = &l->shared->half[l->side];
+	l->theirs = &l->shared->half[!l->side];
+	list_init(&l->full);
+	for (uint32_t i = 0; i < WIRE_SLOTS; i++)
+		l->unused[l->nunused++] = (uint16_t)(WIRE_SLOTS - 1 - i);
+	list_add_tail(&wire_links, &l->link);
+	foreign_allow(peer->pid);
+	__atomic_store_n(&l->shared->here[l->side], 1, __ATOMIC_RELEASE);
+	emu_log(EMU_DEBUG, "link to process %d", peer->pid);
+	return l;
+}
+
+static void drop_link(struct wire_link *l)
+{
+	char path[PATH_MAX];
+
+	emu_log(EMU_DEBUG, "no more link to process %d", l->peer.pid);
+	for (uint32_t d = 0; d < emu.ndevices; d++)
+		for (uint32_t i = 0; i < emu.devices[d].qps_size; i++) {
+			struct emu_qp *qp = emu.devices[d].qps[i];
+
+			if (qp && qp->priv && nic(qp)->route.link == l)
+				nic(qp)->route = (struct nic_route){ 0 };
+		}
+	wire_lose(l);
+	list_del(&l->link);
+	unlink(file_path(path, l->name));
+	close_link(l);
+}
+
+/* The link to a process that lives. One to who was in its slot before is no more use. */
+static struct wire_link *link_to(const struct registry_peer *peer)
+{
+	for (struct emu_list *e = wire_links.next, *next; e != &wire_links; e = next) {
+		struct wire_link *l = container_of(e, struct wire_link, link);
+
+		next = e->next;
+		if (l->peer.slot != peer->slot)
+			continue;
+		if (l->peer.generation == peer->generation)
+			return l;
+		drop_link(l);
+	}
+	return open_link(peer);
+}
+
+struct wire_link *wire_find(uint32_t qpn)
+{
+	struct registry_entry *e;
+	struct registry_peer peer;
+	struct wire_link *l;
+	uint32_t self;
+
+	/* Most often it's a QP of a process that we talk to. */
+	if (!wire_on || !registry_owner(qpn, &peer))
+		return NULL;
+	l = link_to(&peer);
+	if (!l || __atomic_load_n(&l->shared->here[!l->side], __ATOMIC_RELAXED))
+		return l;
+	self = registry_self()->slot;
+	e = registry_entry(peer.slot);
+	__atomic_fetch_or(&e->calling[self / 64], 1ull << self % 64, __ATOMIC_SEQ_CST);
+	__atomic_fetch_add(&e->attention, 1, __ATOMIC_SEQ_CST);
+	wire_call(l);
+	return l;
+}
+
+/* ---------------------------------------------------------------- the device thread's */
+
+static bool called(void)
+{
+	struct registry_entry *self = registry_entry(registry_self()->slot);
+	uint32_t attention = __atomic_load_n(&self->attention, __ATOMIC_ACQUIRE);
+	struct registry_peer peer;
+
+	if (likely(attention == attention_seen))
+		return false;
+	attention_seen = attention;
+	for (uint32_t slot = 0; slot < REGISTRY_SLOTS; slot++) {
+		uint64_t bit = 1ull << slot % 64;
+
+		if (!(__atomic_fetch_and(&self->calling[slot / 64], ~bit, __ATOMIC_SEQ_CST) & bit) ||
+		    slot == registry_self()->slot)
+			continue;
+		peer.slot = slot;
+		peer.generation = __atomic_load_n(&registry_entry(slot)->generation, __ATOMIC_ACQUIRE);
+		peer.pid = __atomic_load_n(&registry_entry(slot)->pid, __ATOMIC_RELAXED);
+		if (registry_alive(slot, peer.generation))
+			link_to(&peer);
+	}
+	return true;
+}
+
+/* Once both sides are there, and have allowed what they can. */
+static void find_reach(struct wire_link *l)
+{
+	uint32_t *reach = &l->shared->reach[l->side];
+
+	if (likely(__atomic_load_n(reach, __ATOMIC_RELAXED)) ||
+	    !__atomic_load_n(&l->shared->here[!l->side], __ATOMIC_ACQUIRE))
+		return;
+	__atomic_store_n(reach, foreign_reachable(&l->peer) ? REACH_YES : REACH_NO, __ATOMIC_RELEASE);
+	emu_log(EMU_DEBUG, "the memory of process %d is %s", l->peer.pid,
+		__atomic_load_n(reach, __ATOMIC_RELAXED) == REACH_YES ? "readable" : "out of reach: payload is copied twice");
+}
+
+bool wire_poll_(void)
+{
+	bool found = called();
+
+	for (struct emu_list *e = wire_links.next; e != &wire_links; e = e->next) {
+		struct wire_link *l = container_of(e, struct wire_link, link);
+
+		find_reach(l);
+		found |= wire_take_requests(l);
+		found |= wire_take_answers(l);
+	}
+	return found;
+}
+
+void wire_check_alive(void)
+{
+	uint64_t now = engine_now();
+
+	if (!wire_on || now < alive_next)
+		return;
+	alive_next = now + ALIVE_NS;
+	for (struct emu_list *e = wire_links.next, *next; e != &wire_links; e = next) {
+		struct wire_link *l = container_of(e, struct wire_link, link);
+
+		next = e->next;
+		if (!registry_alive(l->peer.slot, l->peer.generation))
+			drop_link(l);
+	}
+}
+
+/* ---------------------------------------------------------------- start and end */
+
+static void unlink_all(void)
+{
+	char name[64], path[PATH_MAX];
+
+	for (struct emu_list *e = wire_links.next; e != &wire_links; e = e->next)
+		unlink(file_path(path, container_of(e, struct wire_link, link)->name));
+	fifo_name(name, sizeof(name), registry_self());
+	unlink(file_path(path, name));
+}
+
+/* A process may end without closing its devices. What comes later in its end may still use them, so only the files go;
+ * the kernel sees to the rest. */
+static void at_exit(void)
+{
+	if (!wire_on || getpid() != owner)
+		return;
+	emu_lock();
+	unlink_all();
+	emu_unlock();
+}
+
+int wire_start(void)
+{
+	static bool registered;
+	char name[64], path[PATH_MAX];
+
+	if (!emu.reach_host || !registry_start())
+		return 0;
+	fifo_name(name, sizeof(name), registry_self());
+	unlink(file_path(path, name));
+	if (mkfifo(path, 0600) || (own_fifo = open_fifo(name)) < 0 || !qpn_reserve(1)) {
+		emu_log(EMU_WARN, "other processes can't be reached: %s", strerror(errno));
+		wire_stop();
+		return 0;
+	}
+	attention_seen = __atomic_load_n(&registry_entry(registry_self()->slot)->attention, __ATOMIC_ACQUIRE);
+	owner = getpid();
+	if (!registered)
+		atexit(at_exit);
+	registered = true;
+	wire_on = true;
+	return 0;
+}
+
+void wire_stop(void)
+{
+	if (!registry_on())
+		return;
+	unlink_all();
+	while (!list_empty(&wire_links))
+		drop_link(container_of(wire_links.next, struct wire_link, link));
+	if (own_fifo >= 0)
+		emu_real.close(own_fifo);
+	own_fifo = -1;
+	wire_on = false;
+	registry_stop();
+}
+
+void wire_forked(void)
+{
+	/* Descriptors and mappings are copies; the files are the parent's. */
+	while (!list_empty(&wire_links)) {
+		struct wire_link *l = container_of(wire_links.next, struct wire_link, link);
+
+		list_del(&l->link);
+		close_link(l);
+	}
+	if (own_fifo >= 0)
+		emu_real.close(own_fifo);
+	own_fifo = -1;
+	wire_on = false;
+	registry_forked();
+}
