@@ -121,12 +121,12 @@ static void serve(struct wire_link *l, uint32_t slot)
 	memcpy(&s->answer, &a, sizeof(a));
 }
 
-bool wire_take_requests(struct wire_link *l)
+bool wire_take_requests(struct wire_link *l, uint32_t head)
 {
 	bool found = false;
 	uint32_t slot;
 
-	for (uint32_t i = 0; i < WIRE_SLOTS && wire_next(&l->theirs->asked, &l->requests_seen, &slot); i++) {
+	for (uint32_t i = 0; i < WIRE_SLOTS && wire_next(&l->theirs->asked, head, &l->requests_seen, &slot); i++) {
 		uint32_t state = SLOT_ASKED;
 
 		if (!found)

@@ -33,7 +33,7 @@ uint64_t wire_slice(struct wire_link *l, const struct nic_req *req)
 
 /* ---------------------------------------------------------------- slots */
 
-static void release(struct wire_link *l, uint32_t slot)
+void wire_release(struct wire_link *l, uint32_t slot)
 {
 	struct emu_list *first = l->full.next;
 
@@ -122,42 +122,68 @@ static void fill(struct wire_request *w, const struct nic_req *req)
 	memcpy(w->dgid, req->dgid->raw, sizeof(w->dgid));
 }
 
+static enum nic_copied post(struct wire_link *l, uint32_t slot, const struct nic_req *req, const struct nic_sgl *data)
+{
+	struct wire_slot *s = &l->mine->slots[slot];
+	enum nic_copied copied = COPY_DONE;
+
+	fill(&s->request, req);
+	if (has_payload(req) && req->len > WIRE_INLINE && by_pieces(l, req))
+		copied = put_pieces(l, slot, &s->request, data, req->len);
+	else if (has_payload(req) && req->len)
+		copied = put_bytes(s, data, req->len);
+	else if (req->opcode == MLX5_OPCODE_RDMA_READ && req->len > WIRE_INLINE && by_pieces(l, req))
+		s->request.flags |= WIRE_WANT_PIECES;
+	if (copied != COPY_DONE) {
+		wire_release(l, slot);
+		return copied;
+	}
+	__atomic_store_n(&s->state, SLOT_ASKED, __ATOMIC_RELEASE);
+	wire_put(&l->mine->asked, slot);
+	return COPY_DONE;
+}
+
+static uint32_t take_slot(struct wire_link *l)
+{
+	uint32_t slot = l->unused[--l->nunused];
+
+	l->busy[slot] = true;
+	return slot;
+}
+
 enum nic_reply wire_ask(struct emu_qp *qp, struct wire_link *l, struct nic_req *req, struct nic_sgl *data)
 {
-	bool payload = has_payload(req), reliable = qp->type != IBV_QPT_UC && qp->type != IBV_QPT_UD;
 	struct nic_qp *n = nic(qp);
-	enum nic_copied copied = COPY_DONE;
-	struct wire_slot *s;
 	uint32_t slot;
 
 	n->wire_len = (uint32_t)req->len;
 	if (!l->nunused)
 		return wait_for_room(qp, l);
-	slot = l->unused[--l->nunused];
-	l->busy[slot] = true;
-	s = &l->mine->slots[slot];
-	fill(&s->request, req);
-	if (payload && req->len > WIRE_INLINE && by_pieces(l, req))
-		copied = put_pieces(l, slot, &s->request, data, req->len);
-	else if (payload && req->len)
-		copied = put_bytes(s, data, req->len);
-	else if (req->opcode == MLX5_OPCODE_RDMA_READ && req->len > WIRE_INLINE && by_pieces(l, req))
-		s->request.flags |= WIRE_WANT_PIECES;
-	if (copied != COPY_DONE) {
-		release(l, slot);
+	slot = take_slot(l);
+	if (post(l, slot, req, data) != COPY_DONE)
 		return REPLY_BAD_SOURCE;
-	}
-	/* To the unreliable it makes no difference what the answer is, once their payload is in safety. */
-	if (reliable || s->request.flags & WIRE_PIECES_FOLLOW) {
-		l->asking[slot] = qp;
-		n->wire = WIRE_ASKED;
-		n->wire_link = l;
-		n->wire_slot = (uint16_t)slot;
-	}
-	__atomic_store_n(&s->state, SLOT_ASKED, __ATOMIC_RELEASE);
-	wire_put(&l->mine->asked, slot);
 	wire_call(l);
-	return n->wire == WIRE_IDLE ? REPLY_ACK : REPLY_PENDING;
+	/* To the unreliable it makes no difference what the answer is, once their payload is in safety. */
+	if ((qp->type == IBV_QPT_UC || qp->type == IBV_QPT_UD) &&
+	    !(l->mine->slots[slot].request.flags & WIRE_PIECES_FOLLOW))
+		return REPLY_ACK;
+	l->asking[slot] = qp;
+	n->wire = WIRE_ASKED;
+	n->wire_link = l;
+	n->wire_slot = (uint16_t)slot;
+	return REPLY_PENDING;
+}
+
+bool wire_post(struct emu_qp *qp, struct wire_link *l, struct nic_req *req, struct nic_sgl *data, uint16_t *slot)
+{
+	if (!l->nunused)
+		return false;
+	*slot = (uint16_t)take_slot(l);
+	if (post(l, *slot, req, data) != COPY_DONE)
+		return false;
+	wire_call(l);
+	l->asking[*slot] = qp;
+	return true;
 }
 
 /* ---------------------------------------------------------------- answers */
@@ -183,6 +209,13 @@ static bool take_data(struct wire_link *l, struct wire_slot *s, uint32_t npieces
 	return !len;
 }
 
+enum nic_reply wire_reply(const struct wire_link *l, uint32_t slot)
+{
+	uint8_t reply = __atomic_load_n(&l->mine->slots[slot].answer.reply, __ATOMIC_RELAXED);
+
+	return reply <= REPLY_BAD_SOURCE ? (enum nic_reply)reply : REPLY_NONE;
+}
+
 enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data, uint8_t *rnr_timer)
 {
 	struct nic_qp *n = nic(qp);
@@ -193,8 +226,7 @@ enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_
 		return REPLY_PENDING;
 	s = &n->wire_link->mine->slots[n->wire_slot];
 	memcpy(&a, &s->answer, sizeof(a));
-	if (a.reply > REPLY_BAD_SOURCE)
-		a.reply = REPLY_NONE;
+	a.reply = (uint8_t)wire_reply(n->wire_link, n->wire_slot);
 	*rnr_timer = a.rnr_timer;
 	if (req->result)
 		*req->result = a.result;
@@ -203,17 +235,17 @@ enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_
 	    !take_data(n->wire_link, s, a.npieces, req->len, data))
 		a.reply = REPLY_NAK_OPERATION;
 	n->wire = WIRE_IDLE;
-	release(n->wire_link, n->wire_slot);
+	wire_release(n->wire_link, n->wire_slot);
 	return a.reply;
 }
 
 bool wire_take_answers(struct wire_link *l)
 {
+	uint32_t slot, head = __atomic_load_n(&l->mine->answered.head, __ATOMIC_ACQUIRE);
 	bool found = false;
-	uint32_t slot;
 
 	/* `busy` and `asking` are ours alone: an answer to what nobody asked is none. */
-	for (uint32_t i = 0; i < WIRE_SLOTS && wire_next(&l->mine->answered, &l->answers_seen, &slot); i++) {
+	for (uint32_t i = 0; i < WIRE_SLOTS && wire_next(&l->mine->answered, head, &l->answers_seen, &slot); i++) {
 		struct emu_qp *qp;
 
 		found = true;
@@ -221,8 +253,10 @@ bool wire_take_answers(struct wire_link *l)
 			continue;
 		qp = l->asking[slot];
 		if (!qp) {
-			release(l, slot);
-		} else if (nic(qp)->wire == WIRE_ASKED) {
+			wire_release(l, slot);
+		} else if (nic(qp)->nflights) {
+			flight_answered(qp, slot);
+		} else if (nic(qp)->wire == WIRE_ASKED && nic(qp)->wire_slot == slot) {
 			nic(qp)->wire = WIRE_ANSWERED;
 			engine_answer(qp);
 		}
@@ -241,30 +275,46 @@ static void wait_until_done(const struct wire_slot *s)
 		cpu_relax();
 }
 
+bool wire_take_back(struct wire_link *l, uint32_t slot)
+{
+	uint32_t state = SLOT_ASKED;
+
+	if (!__atomic_compare_exchange_n(&l->mine->slots[slot].state, &state, SLOT_CANCELLED, false, __ATOMIC_SEQ_CST,
+					 __ATOMIC_SEQ_CST))
+		return false;
+	l->asking[slot] = NULL; /* it's free again when the other side has passed over it */
+	return true;
+}
+
+void wire_abandon(struct wire_link *l, uint32_t slot)
+{
+	if (wire_take_back(l, slot))
+		return;
+	wait_until_done(&l->mine->slots[slot]);
+	l->asking[slot] = NULL;
+}
+
 void wire_cancel(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
-	uint32_t state = SLOT_ASKED;
-	struct wire_slot *s;
 
 	list_del(&n->wire_wait);
 	n->wire_waits = false;
-	if (n->wire == WIRE_ANSWERED) {
-		release(n->wire_link, n->wire_slot);
-	} else if (n->wire == WIRE_ASKED) {
-		s = &n->wire_link->mine->slots[n->wire_slot];
-		if (!__atomic_compare_exchange_n(&s->state, &state, SLOT_CANCELLED, false, __ATOMIC_SEQ_CST,
-						 __ATOMIC_SEQ_CST))
-			wait_until_done(s);
-		n->wire_link->asking[n->wire_slot] = NULL;
-	}
+	if (n->nflights)
+		flights_cancel(qp);
+	if (n->wire == WIRE_ANSWERED)
+		wire_release(n->wire_link, n->wire_slot);
+	else if (n->wire == WIRE_ASKED)
+		wire_abandon(n->wire_link, n->wire_slot);
 	n->wire = WIRE_IDLE;
 }
 
 void wire_lose(struct wire_link *l)
 {
 	for (uint32_t i = 0; i < WIRE_SLOTS; i++) {
-		if (l->asking[i])
+		if (l->asking[i] && nic(l->asking[i])->nflights)
+			flights_lose(l->asking[i]);
+		else if (l->asking[i])
 			nic(l->asking[i])->wire = WIRE_LOST;
 		free(l->sent[i]);
 		free(l->bounce[i]);

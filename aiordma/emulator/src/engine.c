@@ -183,6 +183,12 @@ static bool run_ready(void)
 	return worked;
 }
 
+void engine_run_ready(void)
+{
+	e.now = now_ns();
+	run_ready();
+}
+
 static bool run_timers(void)
 {
 	struct emu_list *l, *next;

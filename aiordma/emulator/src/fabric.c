@@ -144,6 +144,6 @@ enum nic_reply fabric_answer(struct emu_qp *from, struct nic_req *req, struct ni
 
 void fabric_cancel(struct emu_qp *qp)
 {
-	if (unlikely(nic(qp)->wire != WIRE_IDLE))
+	if (unlikely(nic(qp)->wire != WIRE_IDLE || nic(qp)->nflights))
 		wire_cancel(qp);
 }

@@ -218,6 +218,10 @@ struct nic_qp {
 	uint32_t wire_len; /* the slice that is under way */
 	struct wire_link *wire_link;
 	struct emu_list wire_wait;
+	/* flight.c */
+	struct wire_flight *flights;
+	uint32_t flight_first, nflights;
+	uint64_t flight_deadline;
 	/* engine.c */
 	uint32_t scan_index;
 	bool hot, last_wqe_raised;
@@ -253,11 +257,25 @@ enum nic_step {
 	STEP_MORE, /* a slice is done, others may run */
 	STEP_WAIT, /* until qp->deadline_ns */
 	STEP_FAIL,
+	STEP_LAUNCHED, /* on its way, and the next one may follow */
+	STEP_LANDING,  /* those that are on their way come first */
 };
 
 enum nic_step requester_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 enum nic_step mmo_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 enum nic_step umr_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
+
+/* May the WQE be sent behind others that are on their way? */
+bool requester_may_launch(const struct emu_qp *, const struct nic_wqe *);
+
+/* One that was sent with others, and was done. */
+struct wire_flight {
+	uint16_t slot, ci, nbb, counter;
+	uint8_t opcode, flags;
+	bool answered;
+	uint32_t psn, len;
+};
+void sq_complete_flight(struct emu_qp *, const struct wire_flight *);
 
 /* What is left of the QP's work after a turn of it. */
 enum nic_left { LEFT_NOTHING, LEFT_WORK, LEFT_WAITING };
@@ -284,6 +302,7 @@ void engine_stall(struct emu_qp *); /* it waits for qp->deadline_ns, UINT64_MAX:
 void engine_unstall(struct emu_qp *);
 void engine_timer(uint64_t at); /* look at the CQs then */
 void engine_channel_overflow(struct emu_channel *, bool);
+void engine_run_ready(void); /* those that have something to do, now rather than in their turn */
 void engine_answer(struct emu_qp *); /* what it waited for is there */
 bool engine_is_this_thread(void);
 void engine_read_clock(void);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "nic.h"
+#include "wire.h"
 
 static struct nic_sgl local, remote; /* only for the length of one call */
 
@@ -290,6 +291,31 @@ static bool is_atomic(uint8_t opcode)
 	return opcode == MLX5_OPCODE_ATOMIC_CS || opcode == MLX5_OPCODE_ATOMIC_FA;
 }
 
+bool requester_may_launch(const struct emu_qp *qp, const struct nic_wqe *w)
+{
+	if (qp->type != IBV_QPT_RC || qp->state != IBV_QPS_RTS || w->len > NIC_SLICE || inject_any())
+		return false;
+	switch (w->opcode) {
+	case MLX5_OPCODE_SEND:
+	case MLX5_OPCODE_SEND_IMM:
+	case MLX5_OPCODE_SEND_INVAL:
+	case MLX5_OPCODE_RDMA_WRITE:
+	case MLX5_OPCODE_RDMA_WRITE_IMM:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* On a link, behind others. STEP_LANDING: only alone. */
+static enum nic_step launch(struct emu_qp *qp, struct nic_wqe *w, struct wire_link *link, struct nic_req *req)
+{
+	if (!requester_may_launch(qp, w) || !req->first || !req->last || qp->stall != STALL_NONE || !flight_room(qp) ||
+	    !gather(qp, w, 0, req->len, 0))
+		return STEP_LANDING;
+	return flight_launch(qp, w, link, req, &local);
+}
+
 static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_t *syndrome)
 {
 	uint64_t total = is_atomic(w->opcode) ? 8 : w->len;
@@ -317,7 +343,7 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 	if (!qp->progress) {
 		*syndrome = check_length(qp, w);
 		if (*syndrome)
-			return STEP_FAIL;
+			return nic(qp)->nflights ? STEP_LANDING : STEP_FAIL;
 	}
 	if (under_way(qp)) {
 		slice = nic(qp)->wire_len;
@@ -329,6 +355,11 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 	}
 	req.last = left <= slice;
 	req.len = req.last ? left : slice;
+	if (unlikely(to.link) && !under_way(qp)) {
+		step = launch(qp, w, to.link, &req);
+		if (step == STEP_LAUNCHED || nic(qp)->nflights)
+			return step;
+	}
 	if (w->opcode == MLX5_OPCODE_RDMA_READ)
 		step = step_read(qp, w, to, &req, syndrome);
 	else if (is_atomic(w->opcode))

@@ -6,6 +6,7 @@
 
 #include "nic.h"
 #include "registry.h"
+#include "wire.h"
 
 /* QPNs 0 and 1 are the management QPs; a device starts far above. The range bounds only how soon one is used again. */
 #define QPN_FIRST 0x100u
@@ -167,7 +168,7 @@ static enum nic_left drained(struct emu_qp *qp)
 
 static bool begun(const struct emu_qp *qp)
 {
-	return qp->progress || qp->stall != STALL_NONE;
+	return qp->progress || qp->stall != STALL_NONE || nic(qp)->wire != WIRE_IDLE || nic(qp)->nflights;
 }
 
 /* One WQE, or a slice of it. */
@@ -182,6 +183,8 @@ static enum nic_step run_one(struct emu_qp *qp)
 		n->decode_error = wqe_decode(qp, w);
 		n->decoded = true;
 	}
+	if (unlikely(n->nflights) && (n->decode_error || !requester_may_launch(qp, w)))
+		return STEP_LANDING;
 	if (n->decode_error) {
 		fail_wqe(qp, w, n->decode_error);
 		return STEP_FAIL;
@@ -197,19 +200,49 @@ static enum nic_step run_one(struct emu_qp *qp)
 	} else if (step == STEP_DONE) {
 		complete(qp, w, 0);
 		retire(qp, w);
+	} else if (step == STEP_LAUNCHED) {
+		retire(qp, w);
 	}
 	return step;
+}
+
+void sq_complete_flight(struct emu_qp *qp, const struct wire_flight *f)
+{
+	struct nic_cqe c = {
+		.op = MLX5_CQE_REQ,
+		.wqe_op = f->opcode,
+		.counter = f->counter,
+		.uidx = qp->uidx,
+		.qpn = qp->qpn,
+		.bytes = f->len,
+	};
+
+	if (f->flags & MLX5_WQE_CTRL_CQ_UPDATE)
+		cq_write_for(qp, qp->scq, &c);
+}
+
+/* Until something of what is on its way is answered, or should have been. */
+static void wait_for_flights(struct emu_qp *qp)
+{
+	qp->deadline_ns = nic(qp)->flight_deadline;
+	engine_stall(qp);
 }
 
 enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 {
 	if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE)
 		return flush_turn(qp, worked);
+	if (unlikely(nic(qp)->nflights) && !inject_held(qp))
+		flights_land(qp);
 	for (uint32_t i = 0; i < TURN_WQES; i++) {
 		if (inject_held(qp))
 			return LEFT_NOTHING;
 		if (qp->state == IBV_QPS_SQD && !begun(qp))
 			return drained(qp);
+		if (unlikely(nic(qp)->nflights) && (qp->state == IBV_QPS_SQD || !sq_pending(qp))) {
+			wait_for_flights(qp);
+			return LEFT_NOTHING;
+		}
 		if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD)
 			return qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE ? LEFT_WORK : LEFT_NOTHING;
 		if (!sq_pending(qp))
@@ -220,6 +253,10 @@ enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 			return LEFT_WORK;
 		case STEP_WAIT:
 			engine_stall(qp);
+			return LEFT_WAITING;
+		case STEP_LANDING:
+			qp->stall = STALL_WIRE;
+			wait_for_flights(qp);
 			return LEFT_WAITING;
 		default:
 			break;
@@ -237,6 +274,7 @@ static void forget(struct emu_qp *qp)
 	free(n->wqe);
 	responder_forget(qp);
 	free(n->stream_errors);
+	free(n->flights);
 	free(n);
 	qp->priv = NULL;
 }

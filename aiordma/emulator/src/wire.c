@@ -241,13 +241,20 @@ static void find_reach(struct wire_link *l)
 bool wire_poll_(void)
 {
 	bool found = called();
+	uint32_t head;
 
 	for (struct emu_list *e = wire_links.next; e != &wire_links; e = e->next) {
 		struct wire_link *l = container_of(e, struct wire_link, link);
 
 		find_reach(l);
-		found |= wire_take_requests(l);
-		found |= wire_take_answers(l);
+		/* An answer is sent before what the other side's program does next, and programs expect that order: that a
+		 * send is complete when the reply to its message is there. */
+		head = __atomic_load_n(&l->theirs->asked.head, __ATOMIC_ACQUIRE);
+		if (wire_take_answers(l)) {
+			found = true;
+			engine_run_ready();
+		}
+		found |= wire_take_requests(l, head);
 	}
 	return found;
 }

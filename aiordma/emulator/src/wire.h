@@ -119,10 +119,10 @@ static inline bool wire_poll(void)
 	return unlikely(wire_on) && wire_poll_();
 }
 
-/* A ring's next entry: false if there is none, or nothing sensible. */
-static inline bool wire_next(const struct wire_ring *r, uint32_t *seen, uint32_t *slot)
+/* A ring's next entry, if its head has gone on to `head`. */
+static inline bool wire_next(const struct wire_ring *r, uint32_t head, uint32_t *seen, uint32_t *slot)
 {
-	if (__atomic_load_n(&r->head, __ATOMIC_ACQUIRE) == *seen)
+	if (head == *seen)
 		return false;
 	*slot = __atomic_load_n(&r->slot[(*seen)++ % WIRE_SLOTS], __ATOMIC_RELAXED);
 	return true;
@@ -144,8 +144,26 @@ uint64_t wire_slice(struct wire_link *, const struct nic_req *);
 bool wire_take_answers(struct wire_link *);
 void wire_lose(struct wire_link *); /* it goes: who waits for it waits in vain */
 
+/* A request into a slot, and on its way; false: there is no slot free, or its payload is not there. */
+bool wire_post(struct emu_qp *, struct wire_link *, struct nic_req *, struct nic_sgl *data, uint16_t *slot);
+enum nic_reply wire_reply(const struct wire_link *, uint32_t slot);
+void wire_release(struct wire_link *, uint32_t slot);
+bool wire_take_back(struct wire_link *, uint32_t slot); /* false: the other side has begun */
+void wire_abandon(struct wire_link *, uint32_t slot);	 /* whatever is done of it was done when this returns */
+
+/* flight.c */
+#define WIRE_FLIGHTS 32u
+
+bool flight_room(struct emu_qp *);
+enum nic_step flight_launch(struct emu_qp *, const struct nic_wqe *, struct wire_link *, struct nic_req *,
+			    struct nic_sgl *data);
+void flight_answered(struct emu_qp *, uint32_t slot);
+void flights_land(struct emu_qp *); /* completes those whose answers are there; a turn of the QP begins with it */
+void flights_cancel(struct emu_qp *);
+void flights_lose(struct emu_qp *);
+
 /* answer.c */
-bool wire_take_requests(struct wire_link *);
+bool wire_take_requests(struct wire_link *, uint32_t head); /* those that came before the ring's head was there */
 
 /* foreign.c */
 bool foreign_reachable(const struct registry_peer *); /* may we read its memory? */

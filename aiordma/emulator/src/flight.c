@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT
+ * Several requests of a QP under way to another process at a time.
+ *
+ * Asking and waiting for the answer costs the time of a message to the other process and back, and on a busy machine both
+ * sides' turns on a CPU. So on a reliable connection sends and writes of one slice each are sent on their way one behind
+ * the other, as a NIC does, and completed in order when their answers are there. Their packet sequence numbers see to it
+ * that after one that wasn't done nothing behind it is done either (responder.c). That one, with all behind it, then goes
+ * back to the send queue, and is dealt with as if it had been sent alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "wire.h"
+
+static struct wire_flight *nth(struct nic_qp *n, uint32_t i)
+{
+	return &n->flights[(n->flight_first + i) % WIRE_FLIGHTS];
+}
+
+static uint64_t deadline(const struct emu_qp *qp)
+{
+	return qp->timeout ? engine_now() + (4096ull << (qp->timeout & 31)) : UINT64_MAX;
+}
+
+bool flight_room(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+
+	if (!n->flights)
+		n->flights = calloc(WIRE_FLIGHTS, sizeof(*n->flights));
+	return n->flights && n->nflights < WIRE_FLIGHTS;
+}
+
+enum nic_step flight_launch(struct emu_qp *qp, const struct nic_wqe *w, struct wire_link *l, struct nic_req *req,
+			    struct nic_sgl *data)
+{
+	struct nic_qp *n = nic(qp);
+	struct wire_flight *f = nth(n, n->nflights);
+
+	*f = (struct wire_flight){
+		.ci = qp->sq_ci,
+		.nbb = w->nbb,
+		.psn = n->tx_psn,
+		.len = (uint32_t)req->len,
+		.counter = w->counter,
+		.opcode = w->opcode,
+		.flags = w->flags,
+	};
+	if (!wire_post(qp, l, req, data, &f->slot))
+		return STEP_LANDING;
+	if (!n->nflights++)
+		n->flight_deadline = deadline(qp);
+	n->wire_link = l;
+	n->tx_psn = (n->tx_psn + req->packets) & 0xffffff;
+	n->tx_messages++;
+	return STEP_LAUNCHED;
+}
+
+/* The last `count` go back to the send queue. Their slots are somebody else's concern. */
+static void take_back(struct emu_qp *qp, uint32_t count)
+{
+	struct nic_qp *n = nic(qp);
+
+	if (!count)
+		return;
+	n->nflights -= count;
+	n->tx_messages -= count;
+	qp->sq_ci = nth(n, n->nflights)->ci;
+	n->tx_psn = nth(n, n->nflights)->psn;
+	n->decoded = false;
+}
+
+/* The first is from now on the one request that is under way. */
+static void go_on_alone(struct emu_qp *qp, enum nic_wire_state state)
+{
+	struct nic_qp *n = nic(qp);
+
+	n->wire = (uint8_t)state;
+	n->wire_slot = nth(n, 0)->slot;
+	n->wire_len = nth(n, 0)->len;
+	n->wire_waits = false;
+	take_back(qp, n->nflights);
+	if (qp->stall == STALL_WIRE)
+		qp->stall = STALL_NONE;
+}
+
+/* No answer in time. What the other side hasn't begun is taken back; if that leaves the first, it's waited for as one
+ * that was sent alone. */
+static void overdue(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+
+	while (n->nflights > 1 && wire_take_back(n->wire_link, nth(n, n->nflights - 1)->slot))
+		take_back(qp, 1);
+	n->flight_deadline = deadline(qp);
+	if (n->nflights > 1)
+		return;
+	go_on_alone(qp, WIRE_ASKED);
+	qp->stall = STALL_WIRE;
+	n->wire_waits = true;
+	n->wire_tries = qp->retry_cnt;
+	n->wire_deadline = engine_now();
+}
+
+void flights_land(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+	bool any = false;
+
+	while (n->nflights && nth(n, 0)->answered) {
+		struct wire_flight f = *nth(n, 0);
+
+		if (wire_reply(n->wire_link, f.slot) != REPLY_ACK) {
+			for (uint32_t i = n->nflights - 1; i; i--)
+				wire_abandon(n->wire_link, nth(n, i)->slot);
+			go_on_alone(qp, WIRE_ANSWERED);
+			return;
+		}
+		wire_release(n->wire_link, f.slot);
+		n->flight_first++;
+		n->nflights--;
+		any = true;
+		sq_complete_flight(qp, &f);
+	}
+	if (any) {
+		n->flight_deadline = deadline(qp);
+		if (qp->stall == STALL_WIRE)
+			qp->stall = STALL_NONE;
+	}
+	if (n->nflights && engine_now() >= n->flight_deadline)
+		overdue(qp);
+}
+
+void flight_answered(struct emu_qp *qp, uint32_t slot)
+{
+	struct nic_qp *n = nic(qp);
+
+	/* Answers come in the order of requests, so it's among the first that have none. */
+	for (uint32_t i = 0; i < n->nflights; i++) {
+		if (nth(n, i)->slot != slot)
+			continue;
+		nth(n, i)->answered = true;
+		if (!i)
+			engine_answer(qp);
+		return;
+	}
+}
+
+void flights_cancel(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+
+	while (n->nflights && nth(n, 0)->answered && wire_reply(n->wire_link, nth(n, 0)->slot) == REPLY_ACK) {
+		struct wire_flight f = *nth(n, 0);
+
+		wire_release(n->wire_link, f.slot);
+		n->flight_first++;
+		n->nflights--;
+		sq_complete_flight(qp, &f);
+	}
+	for (uint32_t i = n->nflights; i--;)
+		wire_abandon(n->wire_link, nth(n, i)->slot);
+	take_back(qp, n->nflights);
+}
+
+void flights_lose(struct emu_qp *qp)
+{
+	go_on_alone(qp, WIRE_LOST);
+}
