@@ -2,7 +2,7 @@
 
 Server and client are two tasks here, each with a device of its own as if it were another process, and share nothing but
 the TCP port. With a real network between them, each would be a program on its own machine. (The emulated NIC connects
-only devices of one process.)
+the programs of one machine.)
 
 Run it:  python examples/exchange.py
 """

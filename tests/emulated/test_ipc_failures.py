@@ -93,14 +93,16 @@ def test_memory_that_is_gone_on_the_senders_side(tmp_path: Path, one_copy: bool)
     with processes(tmp_path, one_copy=one_copy) as (a, b):
         connect(a, b, size=1 << 17)
         assert status(a, WRITE, 4096) == e.IBV_WC_SUCCESS
-        a("import mmap, ctypes\n"
-          "from pyverbs.mr import MR\n"
-          "m = mmap.mmap(-1, 1 << 17)\n"
-          "at = ctypes.addressof(ctypes.c_char.from_buffer(m))\n"
-          "mr = MR(end.pd, 1 << 17, ALL_ACCESS, at)\n"
-          "libc = ctypes.CDLL(None)\nlibc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]\n"
-          "libc.munmap(at, 1 << 17)\n"
-          "from pyverbs.wr import SGE\nNone")
+        a(
+            "import mmap, ctypes\n"
+            "from pyverbs.mr import MR\n"
+            "m = mmap.mmap(-1, 1 << 17)\n"
+            "at = ctypes.addressof(ctypes.c_char.from_buffer(m))\n"
+            "mr = MR(end.pd, 1 << 17, ALL_ACCESS, at)\n"
+            "libc = ctypes.CDLL(None)\nlibc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]\n"
+            "libc.munmap(at, 1 << 17)\n"
+            "from pyverbs.wr import SGE\nNone"
+        )
         a("end.post(e.IBV_WR_RDMA_WRITE, SGE(at, 1 << 17, mr.lkey), peer=far)\nNone")
         assert a("end.sent().status") == e.IBV_WC_LOC_PROT_ERR
 

@@ -29,8 +29,10 @@ def test_write_and_read_of_all_lengths(two: tuple[Process, Process]) -> None:
     a, b = two
     connect(a, b, size=SIZE)
     for length in LENGTHS:
-        a(f"sent = end.fill({length}) if {length} else b''\n"
-          f"end.post(e.IBV_WR_RDMA_WRITE, end.sge({length}), peer=far)\nok(end.sent()).opcode")
+        a(
+            f"sent = end.fill({length}) if {length} else b''\n"
+            f"end.post(e.IBV_WR_RDMA_WRITE, end.sge({length}), peer=far)\nok(end.sent()).opcode"
+        )
         assert b(f"end.read({length}).hex() if {length} else ''") == a("sent.hex()")
         expected = b(f"end.fill({length}, 5).hex() if {length} else ''" if length < SIZE - 8 else "end.fill(8).hex()")
         n = length if length < SIZE - 8 else 8
@@ -43,16 +45,16 @@ def test_64_mebibytes_each_way(two: tuple[Process, Process]) -> None:
     a, b = two
     n = 64 << 20
     connect(a, b, size=n)
-    digest = "__import__('hashlib').sha256(end.mr.read({n}, 0)).hexdigest()".format(n=n)
+    digest = f"__import__('hashlib').sha256(end.mr.read({n}, 0)).hexdigest()"
     a(f"import random\nend.mr.write(random.Random(1).randbytes({n}), {n})\nNone")
-    a("end.post(e.IBV_WR_RDMA_WRITE, end.sge(%d), peer=far)\nok(end.sent(60)).opcode" % n)
+    a(f"end.post(e.IBV_WR_RDMA_WRITE, end.sge({n}), peer=far)\nok(end.sent(60)).opcode")
     assert b(digest) == a(digest)
     b(f"import random\nend.mr.write(random.Random(2).randbytes({n}), {n})\nNone")
-    a("end.post(e.IBV_WR_RDMA_READ, end.sge(%d), peer=far)\nok(end.sent(60)).opcode" % n)
+    a(f"end.post(e.IBV_WR_RDMA_READ, end.sge({n}), peer=far)\nok(end.sent(60)).opcode")
     assert b(digest) == a(digest)
-    b("end.recv(end.sge(%d), wr_id=3)\nNone" % n)
+    b(f"end.recv(end.sge({n}), wr_id=3)\nNone")
     a(f"import random\nend.mr.write(random.Random(3).randbytes({n}), {n})\nNone")
-    a("end.post(e.IBV_WR_SEND, end.sge(%d))\nok(end.sent(60)).opcode" % n)
+    a(f"end.post(e.IBV_WR_SEND, end.sge({n}))\nok(end.sent(60)).opcode")
     assert b("ok(end.received(), 3).byte_len") == n
     assert b(digest) == a(digest)
 
@@ -62,8 +64,10 @@ def test_send_with_and_without_immediate_data(two: tuple[Process, Process]) -> N
     connect(a, b, size=SIZE)
     for length in LENGTHS:
         b(f"end.recv(end.sge({SIZE}), wr_id={length})\nNone")
-        a(f"sent = end.fill({length}) if {length} else b''\n"
-          f"end.post(e.IBV_WR_SEND_WITH_IMM, end.sge({length}), imm={length} + 1)\nok(end.sent()).opcode")
+        a(
+            f"sent = end.fill({length}) if {length} else b''\n"
+            f"end.post(e.IBV_WR_SEND_WITH_IMM, end.sge({length}), imm={length} + 1)\nok(end.sent()).opcode"
+        )
         got = b(f"w = ok(end.received(), {length})\n[w.byte_len, w.imm_data, w.wc_flags & e.IBV_WC_WITH_IMM]")
         assert got == [length, length + 1, e.IBV_WC_WITH_IMM]
         assert b(f"end.read({length}).hex() if {length} else ''") == a("sent.hex()")
@@ -77,8 +81,10 @@ def test_write_with_immediate_data(two: tuple[Process, Process]) -> None:
     connect(a, b, size=SIZE)
     for length in (0, 8, 300_000):
         b("end.recv(end.sge(0))\nNone")
-        a(f"sent = end.fill({length}) if {length} else b''\n"
-          f"end.post(e.IBV_WR_RDMA_WRITE_WITH_IMM, end.sge({length}), peer=far, imm=77)\nok(end.sent()).opcode")
+        a(
+            f"sent = end.fill({length}) if {length} else b''\n"
+            f"end.post(e.IBV_WR_RDMA_WRITE_WITH_IMM, end.sge({length}), peer=far, imm=77)\nok(end.sent()).opcode"
+        )
         got = b("w = ok(end.received())\n[w.byte_len, w.imm_data, w.opcode]")
         assert got == [length, 77, e.IBV_WC_RECV_RDMA_WITH_IMM]
         assert b(f"end.read({length}).hex() if {length} else ''") == a("sent.hex()")
@@ -88,8 +94,10 @@ def test_scatter_and_gather(two: tuple[Process, Process]) -> None:
     a, b = two
     connect(a, b, size=SIZE)
     b("end.recv(end.sge(10), end.sge(100_000, 20), end.sge(200_000, 200_000))\nNone")
-    a("sent = end.fill(250_000)\nend.post(e.IBV_WR_SEND, end.sge(1), end.sge(149_999, 1), end.sge(100_000, 150_000))\n"
-      "ok(end.sent()).opcode")
+    a(
+        "sent = end.fill(250_000)\nend.post(e.IBV_WR_SEND, end.sge(1), end.sge(149_999, 1), end.sge(100_000, 150_000))\n"
+        "ok(end.sent()).opcode"
+    )
     assert b("ok(end.received()).byte_len") == 250_000
     got = b("(end.read(10) + end.read(100_000, 20) + end.read(149_990, 200_000)).hex()")
     assert got == a("sent.hex()")
@@ -115,9 +123,11 @@ def test_many_in_order_on_many_queues(two: tuple[Process, Process]) -> None:
         connect(a, b, name=name, size=4096 * 2)
         b(f"for i in range(100): {name}.recv({name}.sge(8, 8 * i), wr_id=i)\nNone")
     for name in names:
-        a(f"for i in range(100):\n"
-          f"    {name}.mr.write(struct.pack('Q', i), 8, 8 * i)\n"
-          f"    {name}.post(e.IBV_WR_SEND, {name}.sge(8, 8 * i), wr_id=i)\nNone")
+        a(
+            f"for i in range(100):\n"
+            f"    {name}.mr.write(struct.pack('Q', i), 8, 8 * i)\n"
+            f"    {name}.post(e.IBV_WR_SEND, {name}.sge(8, 8 * i), wr_id=i)\nNone"
+        )
     for name in names:
         assert a(f"[ok({name}.sent()).wr_id for i in range(100)]") == list(range(100))
         assert b(f"[ok({name}.received()).wr_id for i in range(100)]") == list(range(100))
@@ -135,8 +145,10 @@ def test_unreliable_connection(two: tuple[Process, Process]) -> None:
     a("end.post(e.IBV_WR_SEND, end.sge(8))\nok(end.sent()).opcode")  # nobody receives: lost
     b("nothing(end.rcq)")
     b("end.recv(end.sge(0))\nNone")
-    a("sent = end.fill(500_000)\nend.post(e.IBV_WR_RDMA_WRITE_WITH_IMM, end.sge(500_000), peer=far, imm=1)\n"
-      "ok(end.sent()).opcode")
+    a(
+        "sent = end.fill(500_000)\nend.post(e.IBV_WR_RDMA_WRITE_WITH_IMM, end.sge(500_000), peer=far, imm=1)\n"
+        "ok(end.sent()).opcode"
+    )
     assert b("ok(end.received()).byte_len") == 500_000
     assert b("end.read(500_000).hex()") == a("sent.hex()")
 
@@ -148,8 +160,10 @@ def test_datagrams(two: tuple[Process, Process]) -> None:
         p("from pyverbs.addr import AH\nah = AH(end.pd, attr=end.address(far))\nNone")
     for n in (0, 1, 1000, 4096):
         b("end.recv(end.sge(8000))\nNone")
-        a(f"sent = end.fill({n}) if {n} else b''\nend.post(e.IBV_WR_SEND_WITH_IMM, end.sge({n}), peer=far, ah=ah, imm=5)\n"
-          "ok(end.sent()).opcode")
+        a(
+            f"sent = end.fill({n}) if {n} else b''\nend.post(e.IBV_WR_SEND_WITH_IMM, end.sge({n}), peer=far, ah=ah, imm=5)\n"
+            "ok(end.sent()).opcode"
+        )
         got = b("w = ok(end.received())\n[w.byte_len, w.src_qp, w.imm_data, w.wc_flags & e.IBV_WC_GRH]")
         assert got == [n + 40, a("end.qp.qp_num"), 5, e.IBV_WC_GRH]
         assert b(f"end.read({n}, 40).hex() if {n} else ''") == a("sent.hex()")

@@ -8,9 +8,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "nic.h"
 #include "wire.h"
@@ -33,8 +30,6 @@
 #define NAP_FIRST_NS 50000u
 #define NAP_MAX_NS 1000000u
 #define NAPS_UNTIL_LONGER 64u
-#define CROWDED_NS 100000000u
-#define SLICE_NS 100000u
 #define NAP_LINKS_NS 1000000000u
 
 static struct {
@@ -48,8 +43,6 @@ static struct {
 	bool single_cpu;
 	bool writer_expected; /* its doorbell's first store is still to come: it was stopped, and has been let go */
 	uint32_t doorbells;
-	long preempted; /* how often; and hence, until when the CPUs are taken for too few */
-	uint64_t crowded_until;
 	struct emu_list ready, stalled, overflowed;
 } e = {
 	.next_deadline = UINT64_MAX,
@@ -318,29 +311,13 @@ static void idle(void)
 	idle_disarm();
 }
 
-/* With another process to talk to there are two programs and two threads of ours, and more than a small machine has CPUs
- * for. Who polls when others want the CPU is stopped in the middle of it, and waits for its next turn longer than one who
- * was asleep: so that is taken for a sign to sleep rather than to poll, for a while. */
-static bool crowded(void)
-{
-	struct rusage u;
-
-	if (list_empty(&wire_links))
-		return false;
-	if (!getrusage(RUSAGE_THREAD, &u) && u.ru_nivcsw != e.preempted) {
-		e.preempted = u.ru_nivcsw;
-		e.crowded_until = e.idle_since + CROWDED_NS;
-	}
-	return e.idle_since < e.crowded_until;
-}
-
 static bool idle_long_enough(void)
 {
 	if (!e.idle_turns)
 		return false;
 	if (e.idle_turns == 1) {
 		e.idle_since = now_ns();
-		return (!emu.spin_us || e.single_cpu || crowded()) && !e.writer_expected;
+		return (!emu.spin_us || e.single_cpu || cpu_crowded(e.idle_since)) && !e.writer_expected;
 	}
 	if (e.idle_turns % SELDOM)
 		return false;
@@ -374,25 +351,6 @@ static void pause_a_little(void)
 		nap();
 }
 
-/* Programs poll, and where they are as many as the CPUs, a thread of ours that has work waits until one of them has used
- * up its time: milliseconds. With a short slice of its own (Linux 6.12 and later, sched_setattr(2); before, ignored or
- * refused) the scheduler gives it its turn sooner, and no more time in all. */
-static void ask_for_short_slices(void)
-{
-	struct {
-		uint32_t size, policy;
-		uint64_t flags;
-		int32_t nice;
-		uint32_t priority;
-		uint64_t runtime, deadline, period;
-	} a = { .size = sizeof(a), .policy = SCHED_OTHER, .runtime = SLICE_NS };
-
-	errno = 0;
-	a.nice = getpriority(PRIO_PROCESS, 0);
-	if (errno || syscall(SYS_sched_setattr, 0, &a, 0))
-		emu_log(EMU_DEBUG, "no short slices: errno %d", errno);
-}
-
 static void *engine_main(void *unused)
 {
 	(void)unused;
@@ -400,7 +358,7 @@ static void *engine_main(void *unused)
 	pthread_setname_np(pthread_self(), "aiordma-emu");
 	/* The default of 50 us is coarser than the shortest RNR timers. */
 	prctl(PR_SET_TIMERSLACK, 1000ul, 0, 0, 0);
-	ask_for_short_slices();
+	cpu_short_slices();
 	fault_guard_start();
 	pthread_mutex_lock(&emu.lock);
 	e.now = now_ns();

@@ -341,6 +341,10 @@ bool channel_flush(struct emu_channel *); /* moves what overflowed; true if noth
 void channel_send(struct emu_channel *, const void *record);
 uint32_t channel_purge(struct emu_channel *, uint64_t element); /* records taken back */
 
+/* cpu.c */
+void cpu_short_slices(void);
+bool cpu_crowded(uint64_t now); /* better sleep than poll */
+
 /* idle.c */
 int idle_init(void);
 void idle_fini(bool forked);

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: MIT
+ * Two processes: random operations against a model, with receivers that come late, and with somebody who writes rubbish
+ * into what they share. */
+#define _GNU_SOURCE
+#include "nic_world.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MEM (1u << 20)
+#define QPS 3u
+#define ROUNDS 600u
+
+/* What the test's processes share, apart from what is tested. */
+static struct shared {
+	uint32_t qpn[2][QPS], key[2], ready[2], go_on, receives, stop;
+	uint8_t mem[2][MEM] __attribute__((aligned(4096)));
+} *s;
+
+static char folder[] = "/tmp/aiordma-test-XXXXXX";
+static struct app app;
+static struct tcq scq, rcq;
+static struct tqp qp[QPS];
+static struct tmr mr;
+static unsigned side;
+
+static uint32_t load(uint32_t *p)
+{
+	return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+static void wait_for(uint32_t *p, uint32_t value)
+{
+	uint64_t until = monotonic_us() + 30000000;
+
+	while (load(p) < value) {
+		CHECK(monotonic_us() < until);
+		usleep(200);
+	}
+}
+
+static void open_side(unsigned which, bool one_copy)
+{
+	side = which;
+	emu.reach_host = true;
+	emu.one_copy = one_copy;
+	world_open(1);
+	app_open(&app, 0);
+	cq_new(&scq, &app, 256, NULL);
+	cq_new(&rcq, &app, 256, NULL);
+	mr_new(&mr, &app, s->mem[side], MEM, ALL_ACCESS);
+	for (unsigned i = 0; i < QPS; i++) {
+		qp_new(&qp[i], &app, &scq, &rcq, (struct qp_opts){ .sq_nbb = 128, .rq_nwqe = 64, .rq_sge = 1 });
+		s->qpn[side][i] = qp[i].qp.qpn;
+	}
+	s->key[side] = mr.m.key;
+	__atomic_store_n(&s->ready[side], 1, __ATOMIC_RELEASE);
+	wait_for(&s->ready[!side], 1);
+}
+
+static void connect_all(uint8_t timeout, uint8_t retries)
+{
+	for (unsigned i = 0; i < QPS; i++) {
+		qp_set_peer(&qp[i], 0, s->qpn[!side][i]);
+		qp[i].qp.timeout = timeout;
+		qp[i].qp.retry_cnt = retries;
+		qp[i].qp.rnr_retry = retries;
+		qp_to_rts(&qp[i]);
+	}
+	__atomic_store_n(&s->ready[side], load(&s->ready[side]) + 1, __ATOMIC_RELEASE);
+	wait_for(&s->ready[!side], load(&s->ready[side]));
+}
+
+static void close_side(void)
+{
+	for (unsigned i = 0; i < QPS; i++)
+		qp_free(&qp[i]);
+	cq_free(&scq);
+	cq_free(&rcq);
+	mr_free(&mr);
+	app_close(&app);
+	world_close();
+}
+
+static uint32_t random_length(void)
+{
+	switch (rand() % 4) {
+	case 0:
+		return (uint32_t)(rand() % 64);
+	case 1:
+		return (uint32_t)(rand() % 9000);
+	case 2:
+		return (uint32_t)(8190 + rand() % 5);
+	default:
+		return (uint32_t)(rand() % (MEM / 4));
+	}
+}
+
+/* ---------------------------------------------------------------- against a model */
+
+/* The peer's receives each have a place of their own at the end of its memory, and come late. */
+#define RECV_SIZE 4096u
+#define RECV_AT (MEM / 2)
+
+static void receiver(bool one_copy)
+{
+	uint32_t posted[QPS] = { 0 };
+
+	open_side(1, one_copy);
+	connect_all(18, 7);
+	while (!load(&s->stop)) {
+		for (unsigned i = 0; i < QPS; i++) {
+			struct sge e = { s->mem[1] + RECV_AT, RECV_SIZE, mr.m.key };
+			struct wc wc;
+
+			if (posted[i] * QPS < load(&s->receives) && rand() % 3) {
+				qp_recv(&qp[i], &e, 1);
+				posted[i]++;
+			}
+			while (cq_poll(&rcq, &wc))
+				CHECK_EQ(wc.syndrome, 0);
+		}
+		usleep(50);
+	}
+	close_side();
+}
+
+static void await(unsigned *in_flight, unsigned leave)
+{
+	while (*in_flight > leave) {
+		struct wc wc;
+
+		cq_wait(&scq, &wc);
+		CHECK_EQ(wc.syndrome, 0);
+		CHECK_EQ(wc.op, MLX5_CQE_REQ);
+		--*in_flight;
+	}
+}
+
+static void sender(bool one_copy)
+{
+	static uint8_t model[MEM / 2];
+	uint8_t *mine = s->mem[0];
+	unsigned in_flight = 0;
+
+	open_side(0, one_copy);
+	connect_all(18, 7);
+	memset(s->mem[1], 0, MEM);
+	memset(model, 0, sizeof(model));
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		uint32_t len = random_length(), off = (uint32_t)rand() % (MEM / 4), which = (uint32_t)rand() % QPS;
+		struct sge e = { mine + (uint32_t)rand() % (MEM / 4), len, mr.m.key };
+		struct wr w = { .sg = &e, .nsg = len != 0, .raddr = (uintptr_t)s->mem[1] + off, .rkey = s->key[1] };
+
+		switch (rand() % 4) {
+		case 0: /* a write, alone: several at one place would come in any order from several QPs */
+			await(&in_flight, 0);
+			for (uint32_t i = 0; i < len; i++)
+				((uint8_t *)e.p)[i] = (uint8_t)(rand() >> 4);
+			memcpy(model + off, e.p, len);
+			w.opcode = MLX5_OPCODE_RDMA_WRITE;
+			qp_post(&qp[which], &w);
+			in_flight++;
+			await(&in_flight, 0);
+			CHECK(!memcmp(model, s->mem[1], sizeof(model)));
+			break;
+		case 1:
+			await(&in_flight, 0);
+			w.opcode = MLX5_OPCODE_RDMA_READ;
+			qp_post(&qp[which], &w);
+			in_flight++;
+			await(&in_flight, 0);
+			CHECK(!memcmp(e.p, model + off, len));
+			break;
+		case 2: /* many short writes one behind the other, the last of which counts */
+			for (uint32_t i = 0; i < 40; i++) {
+				e = (struct sge){ mine + i, 1, mr.m.key };
+				mine[i] = (uint8_t)(round + i);
+				w.opcode = MLX5_OPCODE_RDMA_WRITE;
+				w.nsg = 1;
+				await(&in_flight, 30);
+				qp_post(&qp[which], &w);
+				in_flight++;
+			}
+			await(&in_flight, 0);
+			model[off] = (uint8_t)(round + 39);
+			CHECK_EQ(s->mem[1][off], model[off]);
+			break;
+		default: /* sends behind each other, some of which find no receive */
+			for (uint32_t i = 0; i < 8; i++) {
+				e.len = len % RECV_SIZE;
+				w.opcode = MLX5_OPCODE_SEND;
+				w.nsg = e.len != 0;
+				await(&in_flight, 30);
+				qp_post(&qp[which], &w);
+				in_flight++;
+			}
+			__atomic_add_fetch(&s->receives, 8 * QPS, __ATOMIC_RELEASE);
+			break;
+		}
+	}
+	await(&in_flight, 0);
+	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
+	close_side();
+}
+
+/* ---------------------------------------------------------------- rubbish */
+
+static int open_link(void)
+{
+	char path[PATH_MAX];
+	struct dirent *d;
+	int fd = -1;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "%s/aiordma-%u", folder, (unsigned)geteuid());
+	dir = opendir(path);
+	while (dir && fd < 0 && (d = readdir(dir)))
+		if (!strncmp(d->d_name, "link-", 5))
+			fd = openat(dirfd(dir), d->d_name, O_RDWR);
+	if (dir)
+		closedir(dir);
+	return fd;
+}
+
+static void scribbler(bool unused)
+{
+	uint64_t until = monotonic_us() + 3000000;
+	struct stat st;
+	uint8_t *p;
+	int fd;
+
+	(void)unused;
+	while ((fd = open_link()) < 0 || fstat(fd, &st) || !st.st_size) {
+		close(fd);
+		usleep(1000);
+	}
+	p = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(p != MAP_FAILED);
+	while (monotonic_us() < until) {
+		size_t half = rand() % 2 ? (size_t)st.st_size / 2 : 0;
+		size_t range = rand() % 2 ? 2048 : rand() % 2 ? 1 << 16 : (size_t)st.st_size / 2 - 64;
+		size_t at = half + (size_t)rand() % range;
+
+		for (unsigned i = 0; i < 8; i++)
+			p[(at & ~7u) + i] = (uint8_t)(rand() % 3 ? rand() : rand() % 5);
+		if (rand() % 8 == 0)
+			usleep(10);
+	}
+	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
+}
+
+static void disturbed(bool one_copy)
+{
+	unsigned me = load(&s->go_on);
+
+	open_side(me, one_copy);
+	connect_all(8, 0);
+	while (!load(&s->stop)) {
+		for (unsigned i = 0; i < QPS; i++) {
+			uint32_t len = random_length();
+			struct sge e = { s->mem[side] + MEM / 2, len, mr.m.key };
+			struct wr w = {
+				.opcode = rand() % 2 ? MLX5_OPCODE_RDMA_WRITE : MLX5_OPCODE_RDMA_READ,
+				.sg = &e, .nsg = len != 0, .raddr = (uintptr_t)s->mem[!side], .rkey = s->key[!side],
+			};
+			struct wc wc;
+
+			for (unsigned k = 0; k < 4; k++)
+				qp_post(&qp[i], &w);
+			for (unsigned k = 0; k < 4; k++)
+				cq_wait(&scq, &wc);
+			if (qp_state_now(&qp[i]) == IBV_QPS_ERR) {
+				qp_state(&qp[i], IBV_QPS_RESET);
+				qp[i].sq_pi = qp[i].rq_pi = 0;
+				memset(qp[i].db, 0, sizeof(qp[i].db));
+				qp_set_peer(&qp[i], 0, s->qpn[!side][i]);
+				qp[i].qp.timeout = 8;
+				qp_to_rts(&qp[i]);
+			}
+		}
+	}
+	close_side();
+}
+
+/* ---------------------------------------------------------------- */
+
+static void start(void (*run)(bool), bool one_copy)
+{
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid)
+		return;
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* if one fails all end */
+	srand((unsigned)getpid());
+	run(one_copy);
+	exit(0);
+}
+
+static void finish(unsigned n)
+{
+	int status;
+
+	while (n--) {
+		CHECK(waitpid(-1, &status, 0) > 0);
+		CHECK_EQ(status, 0);
+	}
+}
+
+static void remove_all(const char *path)
+{
+	DIR *dir = opendir(path);
+	struct dirent *d;
+
+	while (dir && (d = readdir(dir)))
+		unlinkat(dirfd(dir), d->d_name, 0);
+	if (dir)
+		closedir(dir);
+	rmdir(path);
+}
+
+int main(void)
+{
+	char path[PATH_MAX];
+
+	CHECK(mkdtemp(folder));
+	setenv("AIORDMA_EMULATOR_RUNTIME_DIR", folder, 1);
+	for (unsigned one_copy = 0; one_copy < 2; one_copy++) {
+		s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		CHECK(s != MAP_FAILED);
+		start(sender, one_copy);
+		start(receiver, one_copy);
+		finish(2);
+		memset(s, 0, offsetof(struct shared, mem));
+		start(disturbed, one_copy);
+		wait_for(&s->ready[0], 1);
+		s->go_on = 1;
+		start(disturbed, one_copy);
+		start(scribbler, one_copy);
+		finish(3);
+		munmap(s, sizeof(*s));
+	}
+	snprintf(path, sizeof(path), "%s/aiordma-%u", folder, (unsigned)geteuid());
+	remove_all(path);
+	remove_all(folder);
+	return 0;
+}
