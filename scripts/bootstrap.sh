@@ -46,6 +46,7 @@ apt_packages=(
     libibverbs-dev    # infiniband/verbs.h, infiniband/mlx5dv.h, and both libraries
     ibverbs-providers # libmlx5, the driver that the emulated NIC speaks to
     ibverbs-utils     # ibv_devinfo and others, run on the emulated NIC by examples and tests
+    perftest          # ib_write_bw and others, run on the emulated NIC by tests
     linux-libc-dev    # rdma/mlx5-abi.h: the kernel's side of the uverbs interface
 )
 

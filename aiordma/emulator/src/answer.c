@@ -113,7 +113,7 @@ static void serve(struct wire_link *l, uint32_t slot)
 	};
 
 	to = fabric_destination(&dgid, w.gid_type);
-	if (to.dev && sensible(&w) && take_payload(l, &w, s)) {
+	if (to.port_num && sensible(&w) && take_payload(l, &w, s)) {
 		a.reply = (uint8_t)fabric_deliver(to.dev, to.port_num, &req, &payload, &a.rnr_timer);
 		if (a.reply == REPLY_ACK && w.opcode == MLX5_OPCODE_RDMA_READ && w.len)
 			a.reply = (uint8_t)give_data(l, &w, slot, &a);

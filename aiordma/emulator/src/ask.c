@@ -227,6 +227,7 @@ enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_
 	s = &n->wire_link->mine->slots[n->wire_slot];
 	memcpy(&a, &s->answer, sizeof(a));
 	a.reply = (uint8_t)wire_reply(n->wire_link, n->wire_slot);
+	n->wire_waits = false;
 	*rnr_timer = a.rnr_timer;
 	if (req->result)
 		*req->result = a.result;

@@ -41,24 +41,29 @@ static int sender_gid_type(const struct emu_device *dev, const struct emu_path *
 	return port->gids[path->sgid_index].type;
 }
 
+static struct nic_route over_link(struct wire_link *l)
+{
+	return (struct nic_route){ .link = l, .port_num = l ? ROUTE_LINK : 0 };
+}
+
 struct nic_route fabric_route(const struct emu_device *from, const struct emu_path *path, uint32_t dst_qpn)
 {
-	struct nic_route nowhere = { 0 };
+	struct nic_route nowhere = { .port_num = 0 };
 	uint8_t port;
 	int type;
 
 	if (!port_up(from, path->port))
 		return nowhere;
 	if (unlikely(qpn_to_index(dst_qpn) == UINT32_MAX))
-		return (struct nic_route){ .link = path->is_global ? wire_find(dst_qpn) : NULL };
+		return path->is_global ? over_link(wire_find(dst_qpn)) : nowhere;
 	if (!path->is_global) {
 		/* InfiniBand in one subnet: LIDs are not configured, only a loop to the port itself is possible. */
-		return (struct nic_route){ (struct emu_device *)(uintptr_t)from, path->port, NULL };
+		return (struct nic_route){ .dev = (struct emu_device *)(uintptr_t)from, .port_num = path->port };
 	}
 	type = sender_gid_type(from, path);
 	port = port_by_gid(from, &path->dgid, type);
 	if (port)
-		return (struct nic_route){ (struct emu_device *)(uintptr_t)from, port, NULL };
+		return (struct nic_route){ .dev = (struct emu_device *)(uintptr_t)from, .port_num = port };
 	for (uint32_t i = 0; i < emu.ndevices; i++) {
 		struct emu_device *dev = &emu.devices[i];
 
@@ -66,7 +71,7 @@ struct nic_route fabric_route(const struct emu_device *from, const struct emu_pa
 			continue;
 		port = port_by_gid(dev, &path->dgid, type);
 		if (port)
-			return (struct nic_route){ dev, port, NULL };
+			return (struct nic_route){ .dev = dev, .port_num = port };
 	}
 	return nowhere;
 }
@@ -105,13 +110,13 @@ struct nic_route fabric_destination(const union ibv_gid *dgid, uint8_t gid_type)
 		uint8_t port = port_by_gid(&emu.devices[i], dgid, gid_type);
 
 		if (port)
-			return (struct nic_route){ &emu.devices[i], port, NULL };
+			return (struct nic_route){ .dev = &emu.devices[i], .port_num = port };
 	}
-	return (struct nic_route){ 0 };
+	return (struct nic_route){ .port_num = 0 };
 }
 
-enum nic_reply fabric_deliver(struct emu_device *dev, uint8_t port_num, struct nic_req *req, struct nic_sgl *data,
-			      uint8_t *rnr_timer)
+static inline enum nic_reply deliver(struct emu_device *dev, uint8_t port_num, struct nic_req *req,
+				     struct nic_sgl *data, uint8_t *rnr_timer)
 {
 	struct emu_qp *qp;
 
@@ -124,17 +129,23 @@ enum nic_reply fabric_deliver(struct emu_device *dev, uint8_t port_num, struct n
 	return responder_receive(qp, req, data);
 }
 
+enum nic_reply fabric_deliver(struct emu_device *dev, uint8_t port_num, struct nic_req *req, struct nic_sgl *data,
+			      uint8_t *rnr_timer)
+{
+	return deliver(dev, port_num, req, data, rnr_timer);
+}
+
 uint64_t fabric_slice(struct nic_route to, const struct nic_req *req)
 {
-	return unlikely(to.link) ? wire_slice(to.link, req) : NIC_SLICE;
+	return wire_slice(to.link, req);
 }
 
 enum nic_reply fabric_request(struct emu_qp *from, struct nic_route to, struct nic_req *req, struct nic_sgl *data,
 			      uint8_t *rnr_timer)
 {
-	if (likely(to.dev))
-		return fabric_deliver(to.dev, to.port_num, req, data, rnr_timer);
-	return to.link ? wire_ask(from, to.link, req, data) : REPLY_NONE;
+	if (likely(to.port_num != ROUTE_LINK))
+		return deliver(to.dev, to.port_num, req, data, rnr_timer);
+	return wire_ask(from, to.link, req, data);
 }
 
 enum nic_reply fabric_answer(struct emu_qp *from, struct nic_req *req, struct nic_sgl *data, uint8_t *rnr_timer)

@@ -43,15 +43,19 @@ enum nic_reply {
 	REPLY_PENDING,	  /* under way: the QP gets a turn when the answer is there */
 };
 
-/* Where a path leads: to a port of this process (port_num 0 means nowhere), or over a link. */
+/* Where a path leads: to a port of this process, or over a link. port_num 0 means nowhere. */
+#define ROUTE_LINK 0xff
+
 struct nic_route {
-	struct emu_device *dev;
+	union {
+		struct emu_device *dev;
+		struct wire_link *link; /* with port_num ROUTE_LINK */
+	};
 	uint8_t port_num;
-	struct wire_link *link;
 };
 
 struct nic_route fabric_route(const struct emu_device *from, const struct emu_path *, uint32_t dst_qpn);
-/* How much of a message may go at a time. */
+/* How much of a message may go at a time, if it goes over a link. */
 uint64_t fabric_slice(struct nic_route, const struct nic_req *);
 /* Carries a request to the QP it names and brings the answer. `data` is the payload, or for a READ receives where the
  * remote bytes are; *rnr_timer is set by an RNR NAK. */

@@ -47,8 +47,10 @@ enum nic_step flight_launch(struct emu_qp *qp, const struct nic_wqe *w, struct w
 	};
 	if (!wire_post(qp, l, req, data, &f->slot))
 		return STEP_LANDING;
-	if (!n->nflights++)
+	if (!n->nflights++) {
+		n->flight_tries = 0;
 		n->flight_deadline = deadline(qp);
+	}
 	n->wire_link = l;
 	n->tx_psn = (n->tx_psn + req->packets) & 0xffffff;
 	n->tx_messages++;
@@ -62,7 +64,7 @@ static void take_back(struct emu_qp *qp, uint32_t count)
 
 	if (!count)
 		return;
-	n->nflights -= count;
+	n->nflights = (uint8_t)(n->nflights - count);
 	n->tx_messages -= count;
 	qp->sq_ci = nth(n, n->nflights)->ci;
 	n->tx_psn = nth(n, n->nflights)->psn;
@@ -84,21 +86,26 @@ static void go_on_alone(struct emu_qp *qp, enum nic_wire_state state)
 }
 
 /* No answer in time. What the other side hasn't begun is taken back; if that leaves the first, it's waited for as one
- * that was sent alone. */
+ * that was sent alone. If it leaves more, those have been done, or will be in an instant; or the link is full of rubbish,
+ * and the first fails. */
 static void overdue(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
+	bool hopeless = n->flight_tries++ >= qp->retry_cnt;
 
 	while (n->nflights > 1 && wire_take_back(n->wire_link, nth(n, n->nflights - 1)->slot))
 		take_back(qp, 1);
 	n->flight_deadline = deadline(qp);
-	if (n->nflights > 1)
+	if (n->nflights > 1 && !hopeless)
 		return;
+	for (uint32_t i = n->nflights - 1u; i; i--)
+		wire_abandon(n->wire_link, nth(n, i)->slot);
 	go_on_alone(qp, WIRE_ASKED);
 	qp->stall = STALL_WIRE;
 	n->wire_waits = true;
-	n->wire_tries = qp->retry_cnt;
+	n->wire_tries = (uint8_t)(qp->retry_cnt - (n->flight_tries - 1u));
 	n->wire_deadline = engine_now();
+	n->flight_tries = 0;
 }
 
 void flights_land(struct emu_qp *qp)
@@ -122,6 +129,7 @@ void flights_land(struct emu_qp *qp)
 		sq_complete_flight(qp, &f);
 	}
 	if (any) {
+		n->flight_tries = 0;
 		n->flight_deadline = deadline(qp);
 		if (qp->stall == STALL_WIRE)
 			qp->stall = STALL_NONE;

@@ -406,7 +406,7 @@ static void tell_all(const struct emu_device *dev, uint32_t event, uint64_t elem
 
 static void forget_route(struct emu_qp *qp)
 {
-	nic(qp)->route = (struct nic_route){ 0 };
+	nic(qp)->route = (struct nic_route){ .port_num = 0 };
 }
 
 static int port_event(struct emu_device *dev, uint32_t event, uint64_t port_num)

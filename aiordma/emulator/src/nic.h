@@ -21,6 +21,8 @@
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
+/* Out of the way of what is done for every work request in one process. */
+#define SELDOM_CALLED __attribute__((noinline, cold))
 
 static inline void cpu_relax(void)
 {
@@ -201,6 +203,8 @@ struct nic_qp {
 	struct nic_wqe *wqe; /* the one at sq_ci, if decoded */
 	bool decoded;
 	uint8_t decode_error; /* syndrome it will fail with */
+	uint8_t wire;	      /* enum nic_wire_state */
+	uint8_t nflights;     /* flight.c */
 	struct nic_rx *rx; /* for the message that is coming in; of a DCT a list, one for each sender that is sending */
 	bool comm_est;	   /* IBV_EVENT_COMM_EST was raised */
 	uint32_t tx_psn, rx_psn;
@@ -209,8 +213,11 @@ struct nic_qp {
 	uint32_t nstream_errors;
 	/* fabric.c: where the connection leads */
 	struct nic_route route;
+	/* engine.c */
+	uint32_t scan_index;
+	bool hot, last_wqe_raised;
+	struct emu_list stall_link, error_link;
 	/* ask.c */
-	uint8_t wire; /* enum nic_wire_state */
 	bool wire_waits; /* for the answer, with wire_tries timeouts left; the next at wire_deadline */
 	uint8_t wire_tries;
 	uint16_t wire_slot;
@@ -220,12 +227,9 @@ struct nic_qp {
 	struct emu_list wire_wait;
 	/* flight.c */
 	struct wire_flight *flights;
-	uint32_t flight_first, nflights;
+	uint8_t flight_tries; /* timeouts since something was answered */
+	uint32_t flight_first;
 	uint64_t flight_deadline;
-	/* engine.c */
-	uint32_t scan_index;
-	bool hot, last_wqe_raised;
-	struct emu_list stall_link, error_link;
 };
 
 static inline struct nic_qp *nic(const struct emu_qp *qp)

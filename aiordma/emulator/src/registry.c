@@ -27,6 +27,7 @@
 #define REGISTRY_NAME "registry-1"
 
 bool qpn_shared;
+uint32_t qpn_first_block;
 uint16_t qpn_block_index[QPN_BLOCKS];
 
 static struct registry *shared;
@@ -196,6 +197,7 @@ static bool claim_block(void)
 			continue;
 		own_blocks[nown++] = (uint16_t)b;
 		qpn_block_index[b] = (uint16_t)nown;
+		qpn_first_block = own_blocks[0];
 		return true;
 	}
 	return false;
@@ -281,6 +283,7 @@ static void forget(void)
 	file = -1;
 	nown = 0;
 	qpn_shared = false;
+	qpn_first_block = 0;
 	memset(qpn_block_index, 0, sizeof(qpn_block_index));
 }
 

@@ -62,12 +62,15 @@ bool qpn_reserve(uint32_t indices); /* false: there are no more */
 uint32_t qpn_limit(void);	    /* indices below it have numbers */
 uint32_t qpn_of_index(uint32_t index);
 extern bool qpn_shared;
+extern uint32_t qpn_first_block; /* has the first indices */
 extern uint16_t qpn_block_index[QPN_BLOCKS]; /* of our own blocks: place + 1 */
 
 static inline uint32_t qpn_to_index(uint32_t qpn)
 {
 	uint32_t place;
 
+	if (__builtin_expect(qpn >> QPN_BLOCK_BITS == qpn_first_block, 1))
+		return qpn & (QPN_BLOCK_SIZE - 1);
 	if (!qpn_shared)
 		return qpn;
 	place = qpn_block_index[qpn >> QPN_BLOCK_BITS & (QPN_BLOCKS - 1)];

@@ -70,7 +70,7 @@ static enum nic_step wait_ack(struct emu_qp *qp, uint8_t *syndrome)
  * to have been read. */
 #define UNRELIABLE_NS 500000000ull
 
-static enum nic_step wait_wire(struct emu_qp *qp, uint8_t *syndrome)
+SELDOM_CALLED static enum nic_step wait_wire(struct emu_qp *qp, uint8_t *syndrome)
 {
 	struct nic_qp *n = nic(qp);
 
@@ -82,7 +82,7 @@ static enum nic_step wait_wire(struct emu_qp *qp, uint8_t *syndrome)
 	} else if (engine_now() < n->wire_deadline) {
 		qp->deadline_ns = n->wire_deadline;
 		return STEP_WAIT;
-	} else if (emu_log(EMU_INFO, "QP 0x%x: no answer, state %u slot %u now %lu", qp->qpn, n->wire, n->wire_slot, engine_now()), !n->wire_tries--) {
+	} else if (!n->wire_tries--) {
 		fabric_cancel(qp);
 		n->wire_waits = false;
 		if (reliable(qp))
@@ -103,12 +103,10 @@ static enum nic_step after_reply(struct emu_qp *qp, enum nic_reply reply, uint8_
 {
 	if (likely(reply == REPLY_ACK)) {
 		qp->stall = STALL_NONE;
-		nic(qp)->wire_waits = false;
 		return STEP_DONE;
 	}
 	if (reply == REPLY_PENDING)
 		return wait_wire(qp, syndrome);
-	nic(qp)->wire_waits = false;
 	if (reply == REPLY_BAD_SOURCE)
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	if (!reliable(qp))
@@ -145,7 +143,7 @@ static struct nic_route connected_route(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
 
-	if (unlikely(!n->route.dev && !n->route.link))
+	if (unlikely(!n->route.port_num))
 		n->route = fabric_route(qp->dev, &qp->av, qp->dest_qpn);
 	return n->route;
 }
@@ -221,9 +219,12 @@ static enum nic_step step_send(struct emu_qp *qp, struct nic_wqe *w, struct nic_
 	enum nic_reply reply;
 	uint8_t timer = 0;
 
-	if (!under_way(qp) && !gather(qp, w, req->off, req->len, 0))
+	if (under_way(qp))
+		reply = fabric_answer(qp, req, &local, &timer);
+	else if (gather(qp, w, req->off, req->len, 0))
+		reply = fabric_request(qp, to, req, &local, &timer);
+	else
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
-	reply = ask(qp, to, req, &local, &timer);
 	return after_reply(qp, reply, timer, syndrome);
 }
 
@@ -308,7 +309,7 @@ bool requester_may_launch(const struct emu_qp *qp, const struct nic_wqe *w)
 }
 
 /* On a link, behind others. STEP_LANDING: only alone. */
-static enum nic_step launch(struct emu_qp *qp, struct nic_wqe *w, struct wire_link *link, struct nic_req *req)
+SELDOM_CALLED static enum nic_step launch(struct emu_qp *qp, struct nic_wqe *w, struct wire_link *link, struct nic_req *req)
 {
 	if (!requester_may_launch(qp, w) || !req->first || !req->last || qp->stall != STALL_NONE || !flight_room(qp) ||
 	    !gather(qp, w, 0, req->len, 0))
@@ -336,7 +337,7 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 		.rkey = w->rkey,
 		.srqn = w->xrc_srqn,
 	};
-	struct nic_route to = { 0 };
+	struct nic_route to = { .port_num = 0 };
 	enum nic_step step;
 	uint64_t slice;
 
@@ -349,13 +350,13 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 		slice = nic(qp)->wire_len;
 	} else {
 		to = route(qp, w, &req);
-		slice = fabric_slice(to, &req);
+		slice = likely(to.port_num != ROUTE_LINK) ? NIC_SLICE : fabric_slice(to, &req);
 		if (inject_lost(qp))
-			to = (struct nic_route){ 0 };
+			to = (struct nic_route){ .port_num = 0 };
 	}
 	req.last = left <= slice;
 	req.len = req.last ? left : slice;
-	if (unlikely(to.link) && !under_way(qp)) {
+	if (unlikely(to.port_num == ROUTE_LINK)) {
 		step = launch(qp, w, to.link, &req);
 		if (step == STEP_LAUNCHED || nic(qp)->nflights)
 			return step;

@@ -222,7 +222,7 @@ void sq_complete_flight(struct emu_qp *qp, const struct wire_flight *f)
 }
 
 /* Until something of what is on its way is answered, or should have been. */
-static void wait_for_flights(struct emu_qp *qp)
+SELDOM_CALLED static void wait_for_flights(struct emu_qp *qp)
 {
 	qp->deadline_ns = nic(qp)->flight_deadline;
 	engine_stall(qp);
@@ -239,14 +239,13 @@ enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 			return LEFT_NOTHING;
 		if (qp->state == IBV_QPS_SQD && !begun(qp))
 			return drained(qp);
-		if (unlikely(nic(qp)->nflights) && (qp->state == IBV_QPS_SQD || !sq_pending(qp))) {
-			wait_for_flights(qp);
-			return LEFT_NOTHING;
-		}
 		if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD)
 			return qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE ? LEFT_WORK : LEFT_NOTHING;
-		if (!sq_pending(qp))
+		if (!sq_pending(qp) || (unlikely(qp->state == IBV_QPS_SQD) && nic(qp)->nflights)) {
+			if (unlikely(nic(qp)->nflights))
+				wait_for_flights(qp);
 			return LEFT_NOTHING;
+		}
 		*worked = true;
 		switch (run_one(qp)) {
 		case STEP_MORE:
@@ -347,7 +346,7 @@ static void reset(struct emu_qp *qp)
 	qp->sq_draining = 0;
 	n->decoded = false;
 	n->last_wqe_raised = n->comm_est = false;
-	n->route = (struct nic_route){ 0 };
+	n->route = (struct nic_route){ .port_num = 0 };
 	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
 	n->nstream_errors = 0;
 	if (n->stream_errors)
@@ -379,7 +378,7 @@ void emu_qp_state_changed(struct emu_qp *qp, uint8_t old)
 	default:
 		break;
 	}
-	n->route = (struct nic_route){ 0 };
+	n->route = (struct nic_route){ .port_num = 0 };
 	emu_qp_kick(qp);
 }
 

@@ -18,9 +18,9 @@
 
 struct emu_list wire_links = { &wire_links, &wire_links };
 bool wire_on;
+uint32_t *wire_attention, wire_attention_seen;
 
 static int own_fifo = -1;
-static uint32_t attention_seen;
 static uint64_t alive_next;
 static pid_t owner;
 
@@ -153,8 +153,9 @@ static void drop_link(struct wire_link *l)
 		for (uint32_t i = 0; i < emu.devices[d].qps_size; i++) {
 			struct emu_qp *qp = emu.devices[d].qps[i];
 
-			if (qp && qp->priv && nic(qp)->route.link == l)
-				nic(qp)->route = (struct nic_route){ 0 };
+			if (qp && qp->priv && nic(qp)->route.port_num == ROUTE_LINK &&
+			    nic(qp)->route.link == l)
+				nic(qp)->route = (struct nic_route){ .port_num = 0 };
 		}
 	wire_lose(l);
 	list_del(&l->link);
@@ -204,12 +205,11 @@ struct wire_link *wire_find(uint32_t qpn)
 static bool called(void)
 {
 	struct registry_entry *self = registry_entry(registry_self()->slot);
-	uint32_t attention = __atomic_load_n(&self->attention, __ATOMIC_ACQUIRE);
 	struct registry_peer peer;
 
-	if (likely(attention == attention_seen))
+	if (likely(!wire_called()))
 		return false;
-	attention_seen = attention;
+	wire_attention_seen = __atomic_load_n(wire_attention, __ATOMIC_ACQUIRE);
 	for (uint32_t slot = 0; slot < REGISTRY_SLOTS; slot++) {
 		uint64_t bit = 1ull << slot % 64;
 
@@ -312,7 +312,8 @@ int wire_start(void)
 		wire_stop();
 		return 0;
 	}
-	attention_seen = __atomic_load_n(&registry_entry(registry_self()->slot)->attention, __ATOMIC_ACQUIRE);
+	wire_attention = &registry_entry(registry_self()->slot)->attention;
+	wire_attention_seen = __atomic_load_n(wire_attention, __ATOMIC_ACQUIRE);
 	owner = getpid();
 	if (!registered)
 		atexit(at_exit);

@@ -100,6 +100,13 @@ struct wire_link {
 
 extern struct emu_list wire_links;
 extern bool wire_on;
+extern uint32_t *wire_attention; /* others count it up to have us look */
+extern uint32_t wire_attention_seen;
+
+static inline bool wire_called(void)
+{
+	return __atomic_load_n(wire_attention, __ATOMIC_ACQUIRE) != wire_attention_seen;
+}
 
 /* wire.c */
 int wire_start(void);
@@ -116,7 +123,7 @@ void wire_call(struct wire_link *); /* something is in a ring: wakes the other s
 /* True if there was anything from other processes. */
 static inline bool wire_poll(void)
 {
-	return unlikely(wire_on) && wire_poll_();
+	return unlikely(wire_on) && (!list_empty(&wire_links) || wire_called()) && wire_poll_();
 }
 
 /* A ring's next entry, if its head has gone on to `head`. */
