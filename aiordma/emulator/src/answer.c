@@ -10,7 +10,7 @@ static struct nic_sgl payload;
 /* Nothing in it but what the receiving end can live with, whatever its value. */
 static bool sensible(const struct wire_request *w)
 {
-	if (w->len > NIC_SLICE || w->msg_len > 1u << 31 || w->off > w->msg_len || w->len > w->msg_len - w->off)
+	if (w->len > WIRE_SLICE || w->msg_len > 1u << 31 || w->off > w->msg_len || w->len > w->msg_len - w->off)
 		return false;
 	if (w->flags & WIRE_PIECES_FOLLOW)
 		return w->npieces && w->npieces <= WIRE_PIECES;
@@ -31,7 +31,7 @@ static bool take_payload(const struct wire_link *l, const struct wire_request *w
 	for (uint32_t i = 0; i < w->npieces; i++) {
 		struct wire_piece one = p[i];
 
-		if (one.len > NIC_SLICE || !sgl_add(&payload, (uint8_t *)(uintptr_t)one.address, one.len))
+		if (one.len > WIRE_SLICE || !sgl_add(&payload, (uint8_t *)(uintptr_t)one.address, one.len))
 			return false;
 		len += one.len;
 	}

@@ -28,7 +28,7 @@ static bool by_pieces(const struct wire_link *l, const struct nic_req *req)
 
 uint64_t wire_slice(struct wire_link *l, const struct nic_req *req)
 {
-	return by_pieces(l, req) ? NIC_SLICE : WIRE_PAYLOAD;
+	return by_pieces(l, req) ? WIRE_SLICE : WIRE_PAYLOAD;
 }
 
 /* ---------------------------------------------------------------- slots */

@@ -20,6 +20,8 @@
 
 #define WIRE_SLOTS 128u
 #define WIRE_PAYLOAD 16384u
+/* Longer slices than within a process: each costs a way there and back. */
+#define WIRE_SLICE (1u << 20)
 #define WIRE_PIECES (WIRE_PAYLOAD / sizeof(struct wire_piece))
 /* Up to this long, payload is copied twice rather than with a system call. */
 #define WIRE_INLINE 8192u
