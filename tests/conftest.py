@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import pytest
 # A Python that a test starts in the repository would import the package from its source tree, which has no
 # compiled parts. With this set, `python -c` and `python -m` leave the working directory out of sys.path.
 os.environ.setdefault("PYTHONSAFEPATH", "1")
+
+# A shell without job control starts what it puts in the background with SIGINT ignored, and so would every program be that
+# a test starts: those that try an interrupt would try nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _import_is_from_source_tree() -> bool:
