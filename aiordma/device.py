@@ -14,10 +14,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from aiordma import _backends, _control, _pyverbs, memory, qp, srq
 from aiordma._offload import Control, Pending, in_thread, until
+from aiordma._owned import Owned
 from aiordma._waitable import Signal, after_fork_in_child, no_copy
 from aiordma.access import Access
 from aiordma.completion import CompletionEngine, check_spin, device_fatal
@@ -74,26 +75,6 @@ def _weak_call(method: Callable[[], object]) -> Callable[[], object]:
             found()
 
     return call
-
-
-class _Child(Protocol):
-    """What a Device owns. ``kind`` names it in the statistics; what has the smaller ``close_order`` is closed first.
-
-    ``teardown`` destroys the verbs object, any number of times, and keeps nothing else alive.
-    """
-
-    kind: ClassVar[str]
-    close_order: ClassVar[int]
-
-    @property
-    def teardown(self) -> Callable[[], object] | None: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    def close(self) -> Pending[None]: ...
-
-    def close_now(self) -> None: ...
 
 
 def _kernel_devices() -> list[str]:
@@ -426,7 +407,7 @@ class Device:
         """The open memory regions."""
         return [child for child in list(self._children) if isinstance(child, memory.MemoryRegion) and not child.closed]
 
-    def adopt(self, child: _Child) -> None:
+    def adopt(self, child: Owned) -> None:
         """A new MR, QP or SRQ: closed with the device."""
         self._children.add(child)
         if child.teardown is not None:
@@ -434,13 +415,13 @@ class Device:
         if self.closed:
             child.close()
 
-    def forget(self, child: _Child) -> None:
+    def forget(self, child: Owned) -> None:
         """One of them is closed."""
         self._children.discard(child)
         self._dropped.discard(child)
         self._teardowns.pop(id(child), None)
 
-    def dispose(self, child: _Child) -> None:
+    def dispose(self, child: Owned) -> None:
         """One of them was dropped without being closed: closes it, on the loop where it still runs."""
         # The garbage collector may have taken it out of the weak set, and nobody else holds it any more.
         self._children.add(child)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiordma import _control, _pyverbs
 from aiordma._memory import BufferPin, MemorySlice, Region, RemoteBuffer
 from aiordma._offload import Pending, delay, in_thread, until
+from aiordma._owned import Owned
 from aiordma._waitable import Signal
 from aiordma.access import Access, check_access
 from aiordma.errors import BufferAccessError, UnsupportedError, UsageError, VerbsError
@@ -99,7 +98,7 @@ def _is_readonly(source: Any) -> bool:
         return False
 
 
-class MemoryRegion(MemorySlice):
+class MemoryRegion(Owned, MemorySlice):
     """A buffer registered with a device; itself the slice of all its bytes.
 
     Made by :meth:`Device.reg_mr`. While it's open the buffer is exported: it can be neither freed nor resized (a
@@ -114,22 +113,10 @@ class MemoryRegion(MemorySlice):
     def __init__(
         self, device: Device, region: Region, registration: _control.Registration | None, pyverbs: Any
     ) -> None:
-        super().__init__(region)
-        self._device = device
+        MemorySlice.__init__(self, region)
         self._registration = registration
         self._pyverbs = pyverbs
-        self._closing: Pending[None] | None = None
-        self._pid = os.getpid()
-
-    @property
-    def device(self) -> Device:
-        """The device it's registered with."""
-        return self._device
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called: no new work request may use it."""
-        return not self.region.open
+        self._belong(device)
 
     @property
     def teardown(self) -> Callable[[], object] | None:
@@ -166,34 +153,30 @@ class MemoryRegion(MemorySlice):
         ``async with`` by an error doesn't wait for work requests, and otherwise the wait can be cancelled; the closing
         goes on.
         """
-        if self._closing is None:
-            self._device.control.hooks.verify()
-            self.region.shut()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    async def _close(self) -> None:
+    def _stop(self) -> None:
+        self.region.shut()
+
+    async def _quiesce(self) -> None:
         control = self._device.control
         idle = Signal(control.hooks)
         self.region.notify_idle(idle)
         if not idle.done:
             self._device.resolve_unsignaled()
         await until(idle)
-        if self._registration is not None:
-            await in_thread(control, _control.dereg_mr, self._registration)
-        self.region.release()
-        self._device.forget(self)
 
-    def close_now(self) -> None:
-        """Deregisters it in this thread; for teardown, when nothing can be in flight."""
-        self.region.shut()
+    def _destroy(self) -> None:
         if self._registration is not None:
             _control.dereg_mr(self._registration)
-        self.region.release()
-        self._device.forget(self)
 
-    async def __aenter__(self) -> MemoryRegion:
-        return self
+    def _finish(self) -> None:
+        # Memory that couldn't be deregistered stays held: the device may still use it.
+        if self._registration is None or not self._registration.alive:
+            super()._finish()
+
+    def _release(self) -> None:
+        self.region.release()
 
     async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
         control = self._device.control
@@ -226,14 +209,9 @@ class MemoryRegion(MemorySlice):
             waiting = False
             timer.finish()
 
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or not self.region.open or self._device.closed:
-            return
-        try:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        finally:
-            # No work request holds it (it would be alive), so it can go now.
-            self.close_now()
+    def _forgotten(self) -> None:
+        # No work request holds it (it would be alive), so it can go now.
+        self.close_now()
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 import secrets
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import CompletionQueue, WorkQueue
-from aiordma._offload import Pending, delay, in_thread, in_use, until, unused, using
+from aiordma._offload import Pending, delay, in_thread, in_use, until, using
+from aiordma._owned import Owned
 from aiordma._post import Batch, QueuePairBase
 from aiordma._waitable import Signal
 from aiordma.access import Access, known_access
@@ -97,7 +95,7 @@ class QPConfig:
         known_access(self.access)
 
 
-class VerbsQueuePair(QueuePairBase):
+class VerbsQueuePair(Owned, QueuePairBase):
     """What QPs of every transport have: identity, state, and an end.
 
     ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns (ResourceWarning).
@@ -117,7 +115,6 @@ class VerbsQueuePair(QueuePairBase):
         reserved: tuple[int, int],
     ) -> None:
         address = _control.qp_address(pyverbs, device.context_address)
-        self._device = device
         self._pyverbs = pyverbs
         self._config = config
         self._cqs = cqs
@@ -126,11 +123,8 @@ class VerbsQueuePair(QueuePairBase):
         self._srq = srq
         self._address = address
         self._number: int = pyverbs.qp_num
-        self._closing: Pending[None] | None = None
         self._connecting: Pending[None] | None = None
         self._fatal = False
-        self._released = False
-        self._pid = os.getpid()
         can_mark = config.qp_type in ("RC", "UC")
         send = WorkQueue(cqs[0], self._send_kind(), caps["max_send_wr"], address, 0, self._number, can_mark, pyverbs)
         recv = None
@@ -149,6 +143,7 @@ class VerbsQueuePair(QueuePairBase):
             device.max_message,
             not can_mark,
         )
+        self._belong(device)
 
     def _send_kind(self) -> str:
         """How its send queue's requests complete: one after the other (``"send"``), or in any order (``"streams"``)."""
@@ -157,19 +152,9 @@ class VerbsQueuePair(QueuePairBase):
     # ---------------------------------------------------------------- what it is
 
     @property
-    def device(self) -> Device:
-        """The device it belongs to."""
-        return self._device
-
-    @property
     def pyverbs(self) -> Any:
         """The pyverbs QP. Don't post on it or close it: that goes through this object."""
         return self._pyverbs
-
-    @property
-    def teardown(self) -> Callable[[], object]:
-        close: Callable[[], object] = self._pyverbs.close
-        return close
 
     @property
     def address(self) -> int:
@@ -195,11 +180,6 @@ class VerbsQueuePair(QueuePairBase):
     def max_inline_data(self) -> int:
         """Bytes that fit into a work request, as granted by the device."""
         return self._caps["max_inline_data"]
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
 
     @property
     def state(self) -> str:
@@ -271,15 +251,16 @@ class VerbsQueuePair(QueuePairBase):
         included; what waited for a slot is flushed after it; then the QP is destroyed. Nobody who awaits an
         operation is left waiting: what the device doesn't flush within some seconds ends with :class:`ClosedError`.
         """
-        if self._closing is None:
-            self._device.control.hooks.verify()
-            self._send_queue.close()
-            if self._recv_queue is not None:
-                self._recv_queue.close()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    async def _close(self) -> None:
+    def _used_at(self) -> int:
+        return self._address
+
+    def _stop(self) -> None:
+        for queue in self._queues():
+            queue.close()
+
+    async def _quiesce(self) -> None:
         control = self._device.control
         if self._connecting is not None and not self._connecting.done:
             # The transition under way in a worker thread must not follow the one to ERR.
@@ -307,11 +288,6 @@ class VerbsQueuePair(QueuePairBase):
                         timer.on_finish(drained.finish)
                         await until(drained)
                     timer.finish()
-        await unused(control, self._address)
-        try:
-            await in_thread(control, self._destroy)
-        finally:
-            self._release()
 
     def _queues(self) -> list[WorkQueue]:
         return [queue for queue in (self._send_queue, self._recv_queue) if queue is not None]
@@ -323,9 +299,6 @@ class VerbsQueuePair(QueuePairBase):
             raise _pyverbs.translate(e, "ibv_destroy_qp", f"QP {self._number:#x}") from e
 
     def _release(self) -> None:
-        if self._released:
-            return
-        self._released = True
         self._detach()
         for queue in self._queues():
             queue.abandon(ClosedError(f"QP {self._number:#x} was closed before this completed"))
@@ -334,33 +307,9 @@ class VerbsQueuePair(QueuePairBase):
             cq.unreserve(entries)
         if self._srq is not None:
             self._srq.detach(self)
-        self._device.forget(self)
-
-    def close_now(self) -> None:
-        """Destroys it in this thread, without the flush; for teardown, when no loop runs."""
-        if self._closing is None:
-            self._closing = Pending(self._device.control, _nothing())
-        # Also what began to close on a loop that has ended since.
-        if not self._released:
-            self._destroy()
-            self._release()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
-            return
-        try:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        finally:
-            self._device.dispose(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closing is not None else self.state
+        state = "closed" if self.closed else self.state
         return f"<QueuePair {self._config.qp_type} {self._number:#x} {state} on {self._device.name}>"
 
 
@@ -478,10 +427,6 @@ class QueuePair(VerbsQueuePair):
         await in_thread(device.control, self._modify, mask, rtr)
         await in_thread(device.control, self._modify, rts_mask, rts)
         self._peer = peer
-
-
-async def _nothing() -> None:
-    return None
 
 
 def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> Pending[QueuePair]:

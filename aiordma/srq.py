@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue, WorkQueue
 from aiordma._offload import Pending, in_thread, in_use, until, unused
+from aiordma._owned import Owned
 from aiordma._post import Receiver
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UsageError
@@ -26,7 +24,7 @@ __all__ = ["SharedReceiveQueue"]
 _SRQ_LIMIT = 1 << 1  # enum ibv_srq_attr_mask
 
 
-class SharedReceiveQueue(Receiver):
+class SharedReceiveQueue(Owned, Receiver):
     """An SRQ: QPs made with ``srq=`` take their receives from it.
 
     Made by :meth:`Device.create_srq`. Completions come in any order. :meth:`limit_reached` tells when it runs low.
@@ -37,7 +35,6 @@ class SharedReceiveQueue(Receiver):
     close_order: ClassVar[int] = 1
 
     def __init__(self, device: Device, pyverbs: Any, cq: CompletionQueue, max_wr: int, max_sge: int) -> None:
-        self._device = device
         self._pyverbs = pyverbs
         self._cq = cq
         self._max_wr = max_wr
@@ -46,24 +43,12 @@ class SharedReceiveQueue(Receiver):
         self._attach_queue(self._queue, device.pd, max_sge)
         self._qps: weakref.WeakSet[VerbsQueuePair | DCTarget] = weakref.WeakSet()
         self._limit: Signal | None = None
-        self._closing: Pending[None] | None = None
-        self._released = False
-        self._pid = os.getpid()
-
-    @property
-    def device(self) -> Device:
-        """The device it belongs to."""
-        return self._device
+        self._belong(device)
 
     @property
     def pyverbs(self) -> Any:
         """The pyverbs SRQ. Don't post on it or close it: that goes through this object."""
         return self._pyverbs
-
-    @property
-    def teardown(self) -> Callable[[], object]:
-        close: Callable[[], object] = self._pyverbs.close
-        return close
 
     @property
     def address(self) -> int:
@@ -75,16 +60,11 @@ class SharedReceiveQueue(Receiver):
         """The CQ that its QPs' receives complete on."""
         return self._cq
 
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
-
     def check_usable(self, device: Device) -> None:
         """Raises where nothing of ``device`` can be made for it."""
         if self._device is not device:
             raise UsageError("the SRQ belongs to another device")
-        if self._closing is not None:
+        if self.closed:
             raise ClosedError(f"{self!r} is closed")
 
     def attach(self, qp: VerbsQueuePair | DCTarget) -> None:
@@ -106,7 +86,7 @@ class SharedReceiveQueue(Receiver):
         The device's limit is one-shot: call it again after having posted more (ibv_modify_srq(3)). Where fewer are left
         already it returns at once, armed or not. One waiter at a time. :class:`ClosedError` when the SRQ is closed.
         """
-        if self._closing is not None:
+        if self.closed:
             raise ClosedError(f"{self!r} is closed")
         if not isinstance(limit, int) or not 1 <= limit <= self._max_wr:
             raise UsageError(f"limit: 1 to {self._max_wr}, not {limit!r}")
@@ -116,7 +96,7 @@ class SharedReceiveQueue(Receiver):
         self._limit = signal = Signal(self._device.control.hooks)
         try:
             await Pending(self._device.control, self._arm_limit(limit))
-            if self._closing is not None:  # its receives are gone, and that isn't what was asked
+            if self.closed:  # its receives are gone, and that isn't what was asked
                 raise ClosedError(f"{self!r} is closed")
             if self._queue.in_flight < limit:
                 return
@@ -152,16 +132,20 @@ class SharedReceiveQueue(Receiver):
 
         Its QPs and DC targets must be closed before; what is being made for it meanwhile is closed with it.
         """
-        if self._closing is None:
-            self._device.control.hooks.verify()
-            using = [qp for qp in self._qps if not qp.closed]
-            if using:
-                raise UsageError(f"{len(using)} QPs still use this SRQ: close them first ({using[0]!r})")
-            self._queue.close()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    async def _close(self) -> None:
+    def _used_at(self) -> int:
+        return self._address
+
+    def _check_closable(self) -> None:
+        using = [qp for qp in self._qps if not qp.closed]
+        if using:
+            raise UsageError(f"{len(using)} QPs still use this SRQ: close them first ({using[0]!r})")
+
+    def _stop(self) -> None:
+        self._queue.close()
+
+    async def _quiesce(self) -> None:
         control = self._device.control
         await unused(control, self._address)
         # What was being made for it when it was closed is there now.
@@ -169,10 +153,6 @@ class SharedReceiveQueue(Receiver):
             ended = Signal(control.hooks)
             qp.close().on_done(ended.finish)
             await until(ended)
-        try:
-            await in_thread(control, self._destroy)
-        finally:
-            self._release()
 
     def _destroy(self) -> None:
         try:
@@ -181,46 +161,15 @@ class SharedReceiveQueue(Receiver):
             raise _pyverbs.translate(e, "ibv_destroy_srq") from e
 
     def _release(self) -> None:
-        if self._released:
-            return
-        self._released = True
         signal, self._limit = self._limit, None
         if signal is not None:
             signal.fail(ClosedError("the SRQ was closed"))
         self._queue.abandon(ClosedError("the SRQ was closed before a message used this receive"))
         self._queue.release()
         self._cq.unreserve(self._max_wr)
-        self._device.forget(self)
-
-    def close_now(self) -> None:
-        """Destroys it in this thread; for teardown, when no loop runs."""
-        if self._closing is None:
-            self._closing = Pending(self._device.control, _nothing())
-        # Also what began to close on a loop that has ended since.
-        if not self._released:
-            self._destroy()
-            self._release()
-
-    async def __aenter__(self) -> SharedReceiveQueue:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
-            return
-        try:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        finally:
-            self._device.dispose(self)
 
     def __repr__(self) -> str:
         return f"<SharedReceiveQueue of {self._max_wr} on {self._device.name}{' closed' if self.closed else ''}>"
-
-
-async def _nothing() -> None:
-    return None
 
 
 def create(device: Device, max_wr: int, max_sge: int) -> Pending[SharedReceiveQueue]:

@@ -30,7 +30,7 @@ async def main() -> None:
         # short, so that the broken target is found out soon: 4.096 us * 2**10, and one more try.
         config = aiordma.QPConfig(timeout=10, retry_cnt=1)
         pool = await own(mlx5.create_dci_pool(device, 2, log_streams=4, log_errored=3, config=config))
-        peers = [await pool.reach(mlx5.DCTInfo.from_bytes(info)) for info, _ in directory]
+        peers = [await own(pool.reach(mlx5.DCTInfo.from_bytes(info))) for info, _ in directory]
 
         news = await own(device.reg_mr(bytearray(b"the same news for everyone"), aiordma.Access.NONE))
         writes = [pool.rdma_write(peer, news, remote) for peer, (_, remote) in zip(peers, directory, strict=True)]
@@ -40,7 +40,7 @@ async def main() -> None:
 
         # One target restarted and has another key now.
         info = mlx5.DCTInfo.from_bytes(directory[13][0])
-        peers[13] = await pool.reach(mlx5.DCTInfo(info.dctn, info.dc_key ^ 1, info.gid, info.gid_type))
+        peers[13] = await own(pool.reach(mlx5.DCTInfo(info.dctn, info.dc_key ^ 1, info.gid, info.gid_type)))
         results = await asyncio.gather(
             *(
                 pool.rdma_write(peer, b"more news", remote[:9])

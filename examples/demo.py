@@ -336,8 +336,8 @@ async def show_dc(device: aiordma.Device, mr: aiordma.MemoryRegion, memory: byte
         device.create_srq(4) as srq,
         mlx5.create_dc_target(device, srq) as target,
         mlx5.create_dci_pool(device, 1) as pool,
+        pool.reach(target.info) as peer,
     ):
-        peer = await pool.reach(target.info)
         for write in [pool.rdma_write(peer, mr[i : i + 64], mr.remote()[8192 + i :]) for i in range(0, 4096, 64)]:
             await write
         right = memory[8192:12288] == memory[:4096]

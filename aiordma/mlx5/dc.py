@@ -8,20 +8,19 @@ one stream leaves the others alone (mlx5dv_create_qp(3), mlx5dv_wr_set_dc_addr(3
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import struct
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._dataplane import Completion, CompletionQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import DcAddress, DcInitiatorBase
-from aiordma._offload import Pending, in_thread, in_use, until, unused, using
-from aiordma._waitable import Signal, no_copy
+from aiordma._offload import Pending, in_thread, in_use, until, using
+from aiordma._owned import Owned
+from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.gid import GidType, match
 from aiordma.mlx5.qp import INIT_PD, INIT_SEND_OPS, MASK_DC, MASK_DCI_STREAMS, MASK_SEND_OPS, OPS_MEMCPY, VERBS_OPS_DCI
@@ -137,7 +136,7 @@ def _init_attr(device: Device, config: QPConfig, cqs: tuple[Any, Any], srq: Shar
 # ---------------------------------------------------------------- targets
 
 
-class DCTarget:
+class DCTarget(Owned):
     """A DCT: any initiator that knows its :attr:`info` reaches the SRQ's receives and this PD's memory through it.
 
     Made by :func:`create_dc_target`, ready. Close it before its SRQ.
@@ -149,7 +148,6 @@ class DCTarget:
     def __init__(
         self, device: Device, pyverbs: Any, srq: SharedReceiveQueue, dc_key: int, config: QPConfig, cqs: Any
     ) -> None:
-        self._device = device
         self._pyverbs = pyverbs
         self._srq = srq
         self._dc_key = dc_key
@@ -157,19 +155,7 @@ class DCTarget:
         self._send_cq: CompletionQueue = cqs
         self._number: int = pyverbs.qp_num
         self._address = _control.qp_address(pyverbs, device.context_address)
-        self._closing: Pending[None] | None = None
-        self._pid = os.getpid()
-
-    @property
-    def teardown(self) -> Callable[[], object]:
-        """Destroys the verbs object, any number of times, and keeps nothing else alive."""
-        close: Callable[[], object] = self._pyverbs.close
-        return close
-
-    @property
-    def device(self) -> Device:
-        """The device it belongs to."""
-        return self._device
+        self._belong(device)
 
     @property
     def pyverbs(self) -> Any:
@@ -203,28 +189,15 @@ class DCTarget:
             self._device.lid,
         )
 
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
-
     def close(self) -> Pending[None]:
         """Destroys it, off the loop; started by the call, a second call gives the same operation.
 
         Initiators get errors from then on. The SRQ's receives stay posted.
         """
-        if self._closing is None:
-            self._device.control.hooks.verify()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    async def _close(self) -> None:
-        await unused(self._device.control, self._address)
-        try:
-            await in_thread(self._device.control, self._destroy)
-        finally:
-            self._srq.detach(self)
-            self._device.forget(self)
+    def _used_at(self) -> int:
+        return self._address
 
     def _destroy(self) -> None:
         try:
@@ -232,34 +205,11 @@ class DCTarget:
         except Exception as e:
             raise _pyverbs.translate(e, "ibv_destroy_qp", f"DCT {self._number:#x}") from e
 
-    def close_now(self) -> None:
-        """Destroys it in this thread; for teardown, when no loop runs."""
-        if self._closing is None:
-            self._closing = Pending(self._device.control, _nothing())
-        self._destroy()
-        self._device.forget(self)
-
-    def __reduce__(self) -> NoReturn:
-        no_copy(self)
-
-    async def __aenter__(self) -> DCTarget:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
-            return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._device.dispose(self)
+    def _release(self) -> None:
+        self._srq.detach(self)
 
     def __repr__(self) -> str:
         return f"<DCTarget {self._number:#x} on {self._device.name}{' closed' if self.closed else ''}>"
-
-
-async def _nothing() -> None:
-    return None
 
 
 def create_dc_target(
@@ -344,7 +294,7 @@ def _refused(device: Device, e: Exception, what: str) -> BaseException:
 # ---------------------------------------------------------------- initiators
 
 
-class DcPeer(DcAddress):
+class DcPeer(Owned, DcAddress):
     """A DC target as an initiator's device reaches it; made by ``reach``. Close it when it's of no more use."""
 
     kind: ClassVar[str] = "dc_peers"
@@ -353,55 +303,36 @@ class DcPeer(DcAddress):
     def __init__(self, device: Device, pyverbs_ah: Any, info: DCTInfo) -> None:
         address = _control.ah_address(pyverbs_ah, device.context_address, device.pd_address)
         super().__init__(address, info.dctn, info.dc_key, pyverbs_ah, device.pd)
-        self._device = device
         self._pyverbs = pyverbs_ah
         self._info = info
-        self._closing: Pending[None] | None = None
-
-    @property
-    def teardown(self) -> Callable[[], object]:
-        """Destroys the verbs object, any number of times, and keeps nothing else alive."""
-        close: Callable[[], object] = self.owner.close
-        return close
+        self._belong(device)
 
     @property
     def info(self) -> DCTInfo:
         """The target."""
         return self._info
 
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
-
     def close(self) -> Pending[None]:
         """Destroys the address handle, off the loop, as soon as no work request that waits for a slot uses it.
 
         Started by the call; a second call gives the same operation.
         """
-        if self._closing is None:
-            self._device.control.hooks.verify()
-            self._shut()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    async def _close(self) -> None:
+    def _stop(self) -> None:
+        self._shut()
+
+    async def _quiesce(self) -> None:
         # A posted WQE holds a copy of the address vector, not the handle.
         idle = Signal(self._device.control.hooks)
         self._notify_idle(idle)
         await until(idle)
-        try:
-            await in_thread(self._device.control, self.owner.close)
-        finally:
-            self._device.forget(self)
 
-    def close_now(self) -> None:
-        """Destroys it in this thread; for teardown, when no loop runs."""
-        self._shut()
-        if self._closing is None:
-            self._closing = Pending(self._device.control, _nothing())
-        self.owner.close()
-        self._device.forget(self)
+    def _destroy(self) -> None:
+        try:
+            self._pyverbs.close()
+        except Exception as e:
+            raise _pyverbs.translate(e, "ibv_destroy_ah", f"{self._info}") from e
 
     def __repr__(self) -> str:
         return f"<DcPeer DCT {self.dctn:#x} key={self.key:#x}{' closed' if self.closed else ''}>"

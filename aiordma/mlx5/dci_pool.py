@@ -8,19 +8,18 @@ meanwhile. When too many streams of a DCI are in error at a time the DCI itself 
 from __future__ import annotations
 
 import itertools
-import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control
 from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import hold, let_go
 from aiordma._offload import Pending, in_use, outcome, until
-from aiordma._waitable import Signal, no_copy
+from aiordma._owned import Owned
+from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, RdmaError, UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.dc import DCInitiator, DcPeer, DCTInfo, check_dc, create_initiator, reach
 from aiordma.qp import ERR, QPConfig, check_limits
@@ -210,7 +209,7 @@ class PoolOperation(Signal):
         return f"<PoolOperation {self.call.__name__} to {self.target!r}, {state}>"
 
 
-class DCIPool:
+class DCIPool(Owned):
     """Spreads operations over several DCIs and their streams. Made by :func:`create_dci_pool`.
 
     The calls are those of :class:`DCInitiator`, without a stream: ``await pool.rdma_write(peer, local, remote)``. They start
@@ -228,7 +227,6 @@ class DCIPool:
     kind: ClassVar[str] = "dci_pools"
     close_order: ClassVar[int] = -1  # before its DCIs
     teardown: ClassVar[None] = None
-    _pyverbs: ClassVar[None] = None
 
     def __init__(
         self,
@@ -237,7 +235,6 @@ class DCIPool:
         settings: tuple[QPConfig, int | None, int, int],
         policy: Policy,
     ) -> None:
-        self.device = device
         self._settings = settings
         self._policy = policy
         self._ordered = policy is sticky or getattr(policy, "ordered", False)
@@ -255,9 +252,7 @@ class DCIPool:
         self._inline = min(dci.max_inline_data for dci in dcis)
         self._dead = 0  # slots whose DCI couldn't be replaced
         self._unfinished = 0
-        self._closing: Pending[None] | None = None
-        self._ending = False
-        self._pid = os.getpid()
+        self._belong(device)
 
     # ---------------------------------------------------------------- what it is
 
@@ -275,11 +270,6 @@ class DCIPool:
     def rebuilds(self) -> int:
         """How many DCIs were replaced."""
         return sum(slot.rebuilds for slot in self._slots)
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._ending
 
     def statistics(self) -> list[LaneStatistics]:
         """Counters of each lane."""
@@ -300,7 +290,7 @@ class DCIPool:
     def reach(self, info: DCTInfo) -> Pending[DcPeer]:
         """Makes the address of a target, off the loop; close it when it's of no more use."""
         self._check()
-        return reach(self.device, info, self._settings[0])
+        return reach(self._device, info, self._settings[0])
 
     # ---------------------------------------------------------------- operations
 
@@ -329,9 +319,9 @@ class DCIPool:
         return self._start(DCInitiator.atomic_cmp_swp, target, local, (remote, compare, swap), {}, False)
 
     def _check(self) -> None:
-        if self._ending:
+        if self.closed:
             raise ClosedError(f"{self!r} is closed")
-        self.device.control.hooks.verify()
+        self._device.control.hooks.verify()
 
     def _start(
         self,
@@ -411,7 +401,7 @@ class DCIPool:
                 lane.ready = False
                 self._culprits[lane] = operation.target if culprit else None
             innocent = flushed and self._culprits.get(lane) is not operation.target
-            if innocent and operation.repeatable and operation.attempts < _ATTEMPTS and not self._ending:
+            if innocent and operation.repeatable and operation.attempts < _ATTEMPTS and not self.closed:
                 if self._ordered:
                     lane.returned.append(operation)
                 else:
@@ -427,7 +417,7 @@ class DCIPool:
 
     def _end(self, operation: PoolOperation, error: BaseException | None) -> None:
         self._unfinished -= 1
-        operation.end(error, report=not self._ending)
+        operation.end(error, report=not self.closed)
 
     def _dispatch(self, slot: _Slot) -> None:
         """Something may be posted now: first what waits in the lanes of a DCI, the lanes in turn, then the pool's."""
@@ -460,8 +450,8 @@ class DCIPool:
             self._end(operation, e)
 
     def _start_recovery(self, slot: _Slot) -> None:
-        if slot.recovering is None and not self._ending:
-            recovering = Pending(self.device.control, self._recover(slot))
+        if slot.recovering is None and not self.closed:
+            recovering = Pending(self._device.control, self._recover(slot))
             if not recovering.done:
                 slot.recovering = recovering
 
@@ -477,12 +467,12 @@ class DCIPool:
     async def _state(self, dci: DCInitiator) -> int:
         if dci.closed:
             raise ClosedError(f"{dci!r} is closed")
-        return await in_use(self.device.control, dci.address, _control.query_qp_state, dci.address)
+        return await in_use(self._device.control, dci.address, _control.query_qp_state, dci.address)
 
     async def _recover(self, slot: _Slot) -> None:
         """Brings the streams of a DCI back, or the DCI: runs while any of its lanes isn't ready."""
         try:
-            while not self._ending and not all(lane.ready for lane in slot.lanes):
+            while not self.closed and not all(lane.ready for lane in slot.lanes):
                 # An error completion doesn't tell whether the stream failed or the whole DCI: ibv_query_qp() does
                 # (mlx5dv_dci_stream_id_reset(3)).
                 if slot.dci.closed or await self._state(slot.dci) == ERR:
@@ -496,7 +486,7 @@ class DCIPool:
                         break
                     self._revive(lane)
         except RdmaError as e:
-            if not self._ending:
+            if not self.closed:
                 self._give_up(slot, e)
         finally:
             slot.recovering = None
@@ -515,12 +505,12 @@ class DCIPool:
     async def _rebuild(self, slot: _Slot) -> None:
         for lane in slot.lanes:
             lane.ready = False
-        while slot.in_flight and not self._ending:
+        while slot.in_flight and not self.closed:
             await self._lane_idle(slot)
         await outcome(slot.dci.close())
-        if self._ending:
+        if self.closed:
             return
-        slot.dci = await create_initiator(self.device, *self._settings)
+        slot.dci = await create_initiator(self._device, *self._settings)
         slot.rebuilds += 1
         for lane in slot.lanes:
             self._revive(lane)
@@ -531,11 +521,11 @@ class DCIPool:
         lane.waiting.extendleft(reversed(lane.returned))
         lane.slot.waiting += len(lane.returned)
         lane.returned.clear()
-        if not self._ending:
+        if not self.closed:
             self._dispatch(lane.slot)
 
     async def _lane_idle(self, slot: _Slot) -> None:
-        signal = Signal(self.device.control.hooks)
+        signal = Signal(self._device.control.hooks)
         slot.idle.append(signal)
         await until(signal)
 
@@ -562,27 +552,16 @@ class DCIPool:
 
     def close(self) -> Pending[None]:
         """Closes the DCIs; started by the call. Operations in flight are flushed; those that wait end with ClosedError."""
-        if self._closing is None:
-            self.device.control.hooks.verify()
-            self._ending = True
-            self._closing = Pending(self.device.control, self._close())
-        return self._closing
+        return super().close()
 
-    def _end_waiting(self) -> None:
+    def _stop(self) -> None:
         error = ClosedError("the DCI pool was closed before this was posted")
         for slot in self._slots:
             self._fail_waiting(slot, error)
         while self._waiting:
             self._end(self._waiting.popleft(), error)
 
-    async def _close(self) -> None:
-        self._end_waiting()
-        try:
-            await self._close_dcis()
-        finally:
-            self.device.forget(self)
-
-    async def _close_dcis(self) -> None:
+    async def _quiesce(self) -> None:
         for slot in self._slots:
             for signal in slot.idle:
                 signal.finish()
@@ -590,42 +569,16 @@ class DCIPool:
             slot.dci.close()
         for slot in self._slots:
             if slot.recovering is not None:
-                ended = Signal(self.device.control.hooks)
+                ended = Signal(self._device.control.hooks)
                 slot.recovering.on_done(ended.finish)
                 await until(ended)
             await outcome(slot.dci.close())
 
-    def close_now(self) -> None:
-        """Ends what waits, in this thread; for teardown, when no loop runs. The device closes the DCIs."""
-        if self._closing is None:
-            self._ending = True
-            self._closing = Pending(self.device.control, _nothing())
-            self._end_waiting()
-            self.device.forget(self)
-
-    def __reduce__(self) -> NoReturn:
-        no_copy(self)
-
-    async def __aenter__(self) -> DCIPool:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self.device.closed:
-            return
-        try:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        finally:
-            self.device.dispose(self)
+    def _destroy(self) -> None:
+        """Its DCIs are the device's too: in a teardown without a loop that is who closes them."""
 
     def __repr__(self) -> str:
-        return f"<DCIPool of {len(self._slots)} DCIs, {len(self._lanes)} lanes on {self.device.name}>"
-
-
-async def _nothing() -> None:
-    return None
+        return f"<DCIPool of {len(self._slots)} DCIs, {len(self._lanes)} lanes on {self._device.name}>"
 
 
 def _slices(local: Any) -> tuple[MemorySlice, ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar
 
 from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice
 from aiordma._offload import Pending, outcome
-from aiordma._waitable import no_copy
+from aiordma._owned import Owned
 from aiordma.errors import RdmaError, UnsupportedError, UsageError
 from aiordma.mlx5.qp import Mlx5QueuePair, create_qp
 
@@ -21,25 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["DmaEngine", "create_dma_engine"]
 
 
-class DmaEngine:
+class DmaEngine(Owned):
     """Copies between registered buffers of this process by the device's DMA engine (mlx5dv_wr_memcpy).
 
     Made by :func:`create_dma_engine`, with a pair of QPs of its own that are connected to each other. Any number of
     tasks may copy at the same time. Use it as ``async with``, or close it.
     """
 
+    kind: ClassVar[str] = "dma_engines"
+    close_order: ClassVar[int] = -1  # before its QPs
+    teardown: ClassVar[None] = None
+
     def __init__(self, device: Device, qps: tuple[Mlx5QueuePair, Mlx5QueuePair], chunk: int, depth: int) -> None:
-        self._device = device
         self._qps = qps
         self._chunk = chunk
         self._depth = depth
-        self._closing: Pending[None] | None = None
-        self._pid = os.getpid()
-
-    @property
-    def device(self) -> Device:
-        """The device that copies."""
-        return self._device
+        self._belong(device)
 
     @property
     def qp(self) -> Mlx5QueuePair:
@@ -125,39 +120,16 @@ class DmaEngine:
                 done = await _take(flying, done, total, progress)
         return total
 
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
-
     def close(self) -> Pending[None]:
         """Closes its QPs; started by the call. Copies in flight end with :class:`WrFlushError`."""
-        if self._closing is None:
-            self._device.control.hooks.verify()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    async def _close(self) -> None:
+    async def _quiesce(self) -> None:
         for closing in [qp.close() for qp in self._qps]:
             await outcome(closing)
 
-    def __reduce__(self) -> NoReturn:
-        no_copy(self)
-
-    async def __aenter__(self) -> DmaEngine:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
-            return
-        try:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        finally:
-            for qp in self._qps:
-                self._device.dispose(qp)
+    def _destroy(self) -> None:
+        """Its QPs are the device's too: in a teardown without a loop that is who closes them."""
 
     def __repr__(self) -> str:
         return f"<DmaEngine on {self._device.name}{' closed' if self.closed else ''}>"
@@ -229,4 +201,6 @@ async def _create(device: Device, depth: int, chunk: int) -> DmaEngine:
         for qp in made:
             qp.close()
         raise
-    return DmaEngine(device, (first, second), chunk, depth)
+    engine = DmaEngine(device, (first, second), chunk, depth)
+    device.adopt(engine)
+    return engine

@@ -6,15 +6,13 @@ posting calls of :class:`Mlx5QueuePair`; :func:`map_strided` finds the layout fo
 
 from __future__ import annotations
 
-import os
-import warnings
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._mlx5 import MkeyBase
 from aiordma._offload import Pending, in_thread, outcome, until
+from aiordma._owned import Owned
 from aiordma._waitable import Signal
 from aiordma.errors import UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.devx import HcaCap, query_hca_cap
@@ -28,7 +26,7 @@ _caps: weakref.WeakKeyDictionary[Device, HcaCap] = weakref.WeakKeyDictionary()
 _INDIRECT = 1  # MLX5DV_MKEY_INIT_ATTR_FLAGS_INDIRECT (mlx5dv.h)
 
 
-class Mkey(MkeyBase):
+class Mkey(Owned, MkeyBase):
     """An indirect memory key (mlx5dv_create_mkey(3)).
 
     Made by :func:`create_mkey`. Bound to a layout by ``qp.register_list``, ``qp.register_interleaved`` or
@@ -41,37 +39,20 @@ class Mkey(MkeyBase):
     close_order: ClassVar[int] = 3
 
     def __init__(self, device: Device, pyverbs: Any, max_entries: int) -> None:
-        self._device = device
         self._pyverbs = pyverbs
         self._setup_mkey(_control.mkey_address(pyverbs), max_entries, device.pd)
-        self._closing: Pending[None] | None = None
-        self._pid = os.getpid()
         self.children: list[Mkey] = []
         """Mkeys that this one's layout is made of, where it's nested; they're its own to close."""
         self.mapping = False
         """Whether a layout is being made by ``map_strided``."""
         self.invalidating: Pending[None] | None = None
         """The invalidation under way."""
-
-    @property
-    def device(self) -> Device:
-        """The device it belongs to."""
-        return self._device
+        self._belong(device)
 
     @property
     def pyverbs(self) -> Any:
         """The pyverbs Mlx5Mkey."""
         return self._pyverbs
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
-
-    @property
-    def teardown(self) -> Callable[[], object]:
-        close: Callable[[], object] = self._pyverbs.close
-        return close
 
     def close(self) -> Pending[None]:
         """Destroys it (mlx5dv_destroy_mkey(3)), off the loop, as soon as no work request of this process uses it.
@@ -79,14 +60,13 @@ class Mkey(MkeyBase):
         Started by the call; a second call gives the same operation. The regions of its layout may be deregistered
         afterwards.
         """
-        if self._closing is None:
-            self._device.control.hooks.verify()
-            if self.region is not None:
-                self.region.shut()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    async def _close(self) -> None:
+    def _stop(self) -> None:
+        if self.region is not None:
+            self.region.shut()
+
+    async def _quiesce(self) -> None:
         control = self._device.control
         if self.region is not None:
             idle = Signal(control.hooks)
@@ -94,11 +74,9 @@ class Mkey(MkeyBase):
             if not idle.done:
                 self._device.resolve_unsignaled()
             await until(idle)
-        try:
-            await in_thread(control, self._destroy)
-        finally:
-            self._drop_mkey()
-            self._device.forget(self)
+
+    async def _close(self) -> None:
+        await super()._close()
         for child in self.children:
             await outcome(child.close())
 
@@ -108,41 +86,20 @@ class Mkey(MkeyBase):
         except Exception as e:
             raise _pyverbs.translate(e, "mlx5dv_destroy_mkey") from e
 
+    def _release(self) -> None:
+        self._drop_mkey()
+
     def unbind_children(self) -> None:
         """The layout that was made of them is gone, or was never finished."""
         for child in self.children:
             if not child.closed:
                 child._unbound()
 
-    def close_now(self) -> None:
-        """Destroys it in this thread; for teardown, when no loop runs."""
-        if self._closing is None:
-            self._closing = Pending(self._device.control, _nothing())
-            self._destroy()
-            self._drop_mkey()
-            self._device.forget(self)
-
-    async def __aenter__(self) -> Mkey:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
-            return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._device.dispose(self)
-
     def __repr__(self) -> str:
-        if self._closing is not None:
+        if self.closed:
             return "<Mkey closed>"
         state = f"bound to {len(self)} bytes" if self.bound else "unbound"
         return f"<Mkey lkey={self.lkey:#x} of {self.max_entries} entries, {state}>"
-
-
-async def _nothing() -> None:
-    return None
 
 
 def create_mkey(device: Device, max_entries: int) -> Pending[Mkey]:

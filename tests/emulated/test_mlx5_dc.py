@@ -421,7 +421,17 @@ async def test_a_key_of_ones_choice() -> None:
         assert target.info.dctn == target.dctn == target.pyverbs.qp_num
         assert target.srq is s.srq
         assert target.address
-        await s.dci.rdma_write(await s.dci.reach(target.info), s.local[:8], s.remote)
+        async with s.dci.reach(target.info) as peer:
+            await s.dci.rdma_write(peer, s.local[:8], s.remote)
+
+
+async def test_a_forgotten_address_is_reported_and_destroyed() -> None:
+    async with setting() as s:
+        before = s.device.statistics()["dc_peers"]
+        made = [await s.dci.reach(s.peer.info)]
+        with pytest.warns(ResourceWarning, match="unclosed <DcPeer"):
+            made.clear()
+        await eventually(lambda: s.device.statistics()["dc_peers"] == before)
 
 
 # ------------------------------------------------------------------ ends

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _devx
 from aiordma._offload import Pending, in_thread, in_use, until, unused, using
-from aiordma._waitable import Signal, no_copy
+from aiordma._owned import Owned
+from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, VerbsError
 from aiordma.mlx5.devx.calls import CommandLike, check_output, command_bytes, failure, require
 from aiordma.mlx5.devx.commands import Command, Output, output_size
@@ -26,7 +26,7 @@ __all__ = ["CommandChannel", "DevxObject", "create_object", "open_command_channe
 _order = itertools.count()
 
 
-class DevxObject:
+class DevxObject(Owned):
     """An object that a firmware command made (mlx5dv_devx_obj_create(3)): a memory key, a protection domain, a queue.
 
     Made by :func:`create_object`. ``out`` is the creating command's output, with the object's number. ``close()``
@@ -37,33 +37,22 @@ class DevxObject:
     close_order: ClassVar[int] = 2
 
     def __init__(self, device: Device, handle: _devx.Object, opcode: int, out: Any) -> None:
-        self._device = device
         self._pyverbs = handle
         self._opcode = opcode
         self._out = out
         self._order = next(_order)
-        self._closing: Pending[None] | None = None
-        self._pid = os.getpid()
-
-    @property
-    def device(self) -> Device:
-        """The device it belongs to."""
-        return self._device
+        self._belong(device)
 
     @property
     def teardown(self) -> Callable[[], object]:
         """Destroys it, for the device's own end."""
-        return self._pyverbs.destroy
+        destroy: Callable[[], object] = self._pyverbs.destroy
+        return destroy
 
     @property
     def out(self) -> Any:
         """The creating command's output: bytes, or the command's kind of :class:`Output`."""
         return self._out
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
 
     def _call(self, modify: bool, command: CommandLike, out_size: int | None) -> Pending[Any]:
         require(self._device)
@@ -93,27 +82,24 @@ class DevxObject:
 
         Calls under way end first. EBUSY (:class:`VerbsError`) if another object uses it: it's open then as before.
         """
-        if self._closing is None:
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
+
+    def _used_at(self) -> int:
+        return id(self._pyverbs)
 
     async def _close(self) -> None:
-        control = self._device.control
-        if self._device.closed:
-            await self._newer_closed()
-        await unused(control, id(self._pyverbs))
         try:
-            await in_thread(control, self._destroy)
+            await super()._close()
         except VerbsError as e:
-            if e.errno == errno.EBUSY:
-                self._closing = None  # it's still there, and may be closed again
-                raise
-            self._device.forget(self)
+            if e.errno == errno.EBUSY:  # it's still there, and may be closed again
+                self._closed = False
+                self._closing = None
             raise
-        self._device.forget(self)
 
-    async def _newer_closed(self) -> None:
-        """What was made later may have been made on top of this."""
+    async def _quiesce(self) -> None:
+        """At the device's end what was made later may have been made on top of this."""
+        if not self._device.closed:
+            return
         for other in list(self._device._children):
             if isinstance(other, DevxObject) and other._order > self._order:
                 ended = Signal(self._device.control.hooks)
@@ -125,35 +111,12 @@ class DevxObject:
         if code:
             raise VerbsError("mlx5dv_devx_obj_destroy", code, opcode_name(self._opcode))
 
-    def close_now(self) -> None:
-        """Destroys it in this thread; for teardown, when no loop runs."""
-        if self._closing is None:
-            self._closing = Pending(self._device.control, _nothing())
-        if self._pyverbs.alive:
-            self._destroy()
-            self._device.forget(self)
-
-    def __reduce__(self) -> NoReturn:
-        no_copy(self)
-
-    async def __aenter__(self) -> DevxObject:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
-            return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._device.dispose(self)
+    def _finish(self) -> None:
+        if not self._pyverbs.alive:
+            super()._finish()
 
     def __repr__(self) -> str:
         return f"<DevxObject of {opcode_name(self._opcode)}{' closed' if self.closed else ''}>"
-
-
-async def _nothing() -> None:
-    return None
 
 
 def _prepared(command: CommandLike, out_size: int | None) -> tuple[bytes, type[Output] | None, int]:
@@ -198,7 +161,7 @@ class _Question:
         self.sent = False
 
 
-class CommandChannel:
+class CommandChannel(Owned):
     """Where answers to asynchronous queries arrive (mlx5dv_devx_create_cmd_comp(3)): a descriptor that the loop watches.
 
     Made by :func:`open_command_channel`. The firmware works on the queries meanwhile, so many can be under way at a time with
@@ -209,37 +172,26 @@ class CommandChannel:
     close_order: ClassVar[int] = 0
 
     def __init__(self, device: Device, commands: _devx.Commands) -> None:
-        self._device = device
         self._pyverbs = commands
         self._questions: dict[int, _Question] = {}
         self._numbers = itertools.count(1)
         self._answered = 0
         self._room: list[Signal] = []  # who waits for an answer to be read
         self._last: Signal | None = None  # ends the turn of who sends last
-        self._closing: Pending[None] | None = None
-        self._pid = os.getpid()
         os.set_blocking(commands.fd, False)
         self._watch = device.control.backend.watch(commands.fd, _weak(self))
-
-    @property
-    def device(self) -> Device:
-        """The device it belongs to."""
-        return self._device
+        self._belong(device)
 
     @property
     def teardown(self) -> Callable[[], object]:
         """Closes the descriptor, for the device's own end."""
-        return self._pyverbs.destroy
+        destroy: Callable[[], object] = self._pyverbs.destroy
+        return destroy
 
     @property
     def pending(self) -> int:
         """Queries whose answer hasn't come."""
         return len(self._questions)
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closing is not None
 
     def query(self, obj: DevxObject, command: CommandLike, out_size: int | None = None) -> Pending[Any]:
         """Sends a query about ``obj`` (mlx5dv_devx_obj_query_async(3)); awaiting gives the answer, as ``obj.query`` does.
@@ -331,49 +283,25 @@ class CommandChannel:
 
     def close(self) -> Pending[None]:
         """Closes it; what waits for an answer ends with :class:`ClosedError`. A second call gives the same operation."""
-        if self._closing is None:
-            self._unwatch()
-            self._closing = Pending(self._device.control, self._close())
-        return self._closing
+        return super().close()
 
-    def _unwatch(self) -> None:
+    def _used_at(self) -> int:
+        return id(self._pyverbs)
+
+    def _stop(self) -> None:
         try:
             self._watch.close()
         except RuntimeError:  # the loop is closed, and its watches with it
             pass
         self._fail(ClosedError("the command channel was closed before the answer came"))
 
-    async def _close(self) -> None:
-        control = self._device.control
-        await unused(control, id(self._pyverbs))
+    async def _quiesce(self) -> None:
+        # A query that was being sent when it stopped is one more to end.
+        await unused(self._device.control, self._used_at())
         self._fail(ClosedError("the command channel was closed before the answer came"))
-        try:
-            await in_thread(control, self._pyverbs.destroy)
-        finally:
-            self._device.forget(self)
 
-    def close_now(self) -> None:
-        """Closes it in this thread; for teardown, when no loop runs."""
-        if self._closing is None:
-            self._unwatch()
-            self._closing = Pending(self._device.control, _nothing())
+    def _destroy(self) -> None:
         self._pyverbs.destroy()
-        self._device.forget(self)
-
-    def __reduce__(self) -> NoReturn:
-        no_copy(self)
-
-    async def __aenter__(self) -> CommandChannel:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._device.control.backend.shielded(self.close())
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) != os.getpid() or self._closing is not None or self._device.closed:
-            return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._device.dispose(self)
 
     def __repr__(self) -> str:
         return f"<CommandChannel {'closed' if self.closed else f'{self.pending} pending'}>"
