@@ -20,6 +20,10 @@ def no_copy(self):
     raise TypeError(f"a {type(self).__name__} can't be copied or pickled: it stands for something of this process")
 
 
+def _nothing() -> None:
+    pass
+
+
 cdef class Hooks:
     """What an event-loop backend (aiordma._backends) lends to the data plane, as bound methods.
 
@@ -66,6 +70,14 @@ cdef class Hooks:
                 "used on another event loop than the one its device was opened on: open the device inside the loop that "
                 "uses it (one device a loop)"
             )
+        # Between two runs of its loop nothing is wrong; after its last one nobody would hear of a completion.
+        try:
+            self.call_soon(_nothing)
+        except RuntimeError:
+            raise WrongLoopError(
+                "the event loop that the device was opened on has ended: close what it has before the loop ends, and "
+                "open the device again in the next one"
+            ) from None
         return 0
 
     def verify(self) -> None:

@@ -110,6 +110,28 @@ def test_a_device_is_refused_on_another_loop_than_its_own(outer: str, inner: str
     assert op.exception() is not None
 
 
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_nothing_is_posted_when_the_loop_has_ended(kind: str) -> None:
+    async def open_() -> Pair:
+        device = await aiordma.open_device("emulated:mlx5_0")
+        left, right = bytearray(b"x" * 64), bytearray(64)
+        mrs = await device.reg_mr(left), await device.reg_mr(right)
+        qps = await device.create_qp(), await device.create_qp()
+        await connect(*qps)
+        return Pair(device, *qps, left, right, *mrs)
+
+    p = RUNNERS[kind](open_)
+    for name, call in _calls(p).items():
+        with pytest.raises((WrongLoopError, aiordma.QPStateError)) as caught:
+            call()
+        assert isinstance(caught.value, WrongLoopError) == (name != "connect"), name
+    with pytest.raises(WrongLoopError, match="has ended"):
+        p.device.close()
+    assert p.a.statistics()["send"]["posted"] == 0
+    p.device.close_now()
+    assert p.right == bytearray(64)
+
+
 def test_without_a_loop_there_is_no_device() -> None:
     with pytest.raises(WrongLoopError, match="no event loop"):
         aiordma.open_device("emulated:mlx5_0")
