@@ -17,6 +17,7 @@ cdef class Completion(Waitable):
     cdef bint signaled
     cdef bint internal
     cdef uint32_t remaining
+    cdef uint32_t total
     cdef int asked
     cdef int _status
     cdef int _opcode
@@ -36,6 +37,7 @@ cdef class Completion(Waitable):
     cdef object alarm
     cdef uint64_t atomic_value
     cdef int _done_part(self, v.ibv_wc *wc, int status) except -1
+    cdef int _done_quietly(self, uint32_t n) except -1
     cdef int _settle(self) except -1
     cdef int _part_failed(self, object error) except -1
     cdef str _describe_request(self)
@@ -160,6 +162,7 @@ cdef class WorkQueue:
     cdef int _flush_deferred(self) except -1
     cdef int _complete(self, v.ibv_wc *wc) except -1
     cdef int _retire(self, uint64_t slot, v.ibv_wc *wc, int status) except -1
+    cdef int _retire_before(self, uint64_t n) except -1
     cdef int _post_one_recv(self, v.ibv_sge *sges, int n, Completion c) except -1
     cdef int _submit_recv(self, v.ibv_sge *sges, int n, Completion c) except -1
     cdef int _drop_deferred(self, object error) except -1

@@ -15,7 +15,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from aiordma cimport _ibv as v
-from aiordma._memory cimport MemorySlice, Region
+from aiordma._memory cimport leave_all
 from aiordma._waitable cimport Hooks, Waitable
 
 from aiordma.errors import (
@@ -70,7 +70,20 @@ cdef extern from *:
                 aior_relax();
             }
     }
+    /* n references to o, or n fewer, at once: a batch has one for each of its work requests. */
+    static inline void aior_refs(PyObject *o, Py_ssize_t n)
+    {
+    #ifdef Py_GIL_DISABLED
+        for (; n > 0; n--)
+            Py_INCREF(o);
+        for (; n < 0; n++)
+            Py_DECREF(o);
+    #else
+        Py_SET_REFCNT(o, Py_REFCNT(o) + n);
+    #endif
+    }
     """
+    void aior_refs(PyObject *, Py_ssize_t)
     uint64_t aior_now_ns() nogil
     int aior_spin_cq(v.ibv_cq *, int, v.ibv_wc *, uint64_t) nogil
 
@@ -175,7 +188,7 @@ cdef class Completion(Waitable):
             if self._status <= 0:
                 self._status = status
                 if self.batch is not None:
-                    self.batch._blame(self, self.remaining)
+                    self.batch._blame(self, self.total - self.remaining)
                 if wc != NULL:
                     self._vendor_err = wc.vendor_err
                     self._wr_id = wc.wr_id
@@ -192,6 +205,13 @@ cdef class Completion(Waitable):
             elif wc.wc_flags & v.IBV_WC_WITH_INV:
                 self._imm = wc.invalidated_rkey
         self.remaining -= 1
+        if self.remaining == 0:
+            self._settle()
+        return 0
+
+    cdef int _done_quietly(self, uint32_t n) except -1:
+        """n of its work requests went well, and said nothing."""
+        self.remaining -= n
         if self.remaining == 0:
             self._settle()
         return 0
@@ -225,7 +245,7 @@ cdef class Completion(Waitable):
             v.IBV_WR_ATOMIC_CMP_AND_SWP, v.IBV_WR_ATOMIC_FETCH_AND_ADD
         ):
             memcpy(&self.atomic_value, <void *><uintptr_t>self.local_addr, 8)
-        _leave_all(keepalive)
+        leave_all(keepalive)
         self._finish()
         return 0
 
@@ -405,24 +425,6 @@ cdef class Completion(Waitable):
         else:
             state = f"failed: {type(self._error()).__name__}"
         return f"<Completion {self._describe_request()} qp={self.queue.qp_num:#x} {state}>"
-
-
-cdef int _leave_all(object keepalive) except -1:
-    """A work request no longer uses its buffers."""
-    if keepalive is None:
-        return 0
-    if isinstance(keepalive, MemorySlice):
-        return _leave((<MemorySlice>keepalive).region)
-    for part in <tuple>keepalive:
-        _leave((<MemorySlice>part).region)
-    return 0
-
-
-cdef int _leave(Region region) except -1:
-    region.inflight -= 1
-    if region.inflight == 0:
-        region.announce_idle()
-    return 0
 
 
 @cython.freelist(16)
@@ -860,18 +862,32 @@ cdef class WorkQueue:
         """Posts n linked work requests of one operation, with one doorbell. There is room for them."""
         cdef v.ibv_send_wr *wr = first
         cdef v.ibv_send_wr *bad = NULL
+        cdef void **entries = self.entries
         cdef uint64_t seq = self.head
         cdef uint32_t i, posted
         cdef int rc
         for i in range(n):
             wr.wr_id = self.base | (seq & SEQ_MASK)
-            self._count_signal(&wr.send_flags, seq)
-            self._put(seq, c)
-            c.seq = seq
-            c._wr_id = wr.wr_id
+            # As _count_signal().
+            if not wr.send_flags & v.IBV_SEND_SIGNALED:
+                self.unsignaled_run += 1
+                if self.unsignaled_run >= self.capacity // 2:
+                    wr.send_flags |= v.IBV_SEND_SIGNALED
+            if wr.send_flags & v.IBV_SEND_SIGNALED:
+                self.unsignaled_run = 0
+                self.last_signaled = seq
+                self.any_signaled = True
+            entries[seq & self.mask] = <void *>c
             seq += 1
             wr = wr.next
+        aior_refs(<PyObject *>c, n)
+        c.seq = seq - 1
+        c._wr_id = self.base | (c.seq & SEQ_MASK)
+        c.state = POSTED
         self.head = seq
+        self.used += n
+        self.cq.outstanding += n
+        self.n_posted += n
         rc = v.ibv_post_send(self.qp, first, &bad)
         if rc == 0:
             return 0
@@ -1115,7 +1131,6 @@ cdef class WorkQueue:
         cdef uint64_t seq = wc.wr_id & SEQ_MASK
         cdef uint64_t ahead
         cdef Completion c
-        cdef int quiet
         if self.unordered:
             if (seq & 0xFFFFF) > self.mask or self.entries[seq & 0xFFFFF] == NULL:
                 return 0
@@ -1129,13 +1144,8 @@ cdef class WorkQueue:
             ahead = (seq - self.tail) & SEQ_MASK
             if ahead >= self.head - self.tail:
                 return 0
-            # What comes before it in the queue and was not signalled went well, or it would have reported itself; unless
-            # the queue is in error, where a completion that never came is a flush.
-            quiet = v.IBV_WC_WR_FLUSH_ERR if self.broken else v.IBV_WC_SUCCESS
-            while ahead:
-                self.tail += 1
-                self._retire(self.tail - 1, NULL, quiet)
-                ahead -= 1
+            if ahead:
+                self._retire_before(ahead)
             if wc.status != v.IBV_WC_SUCCESS and not self.broken:
                 self.broken = True
                 if wc.status != v.IBV_WC_WR_FLUSH_ERR and self.entries[self.tail & self.mask] != NULL:
@@ -1164,6 +1174,39 @@ cdef class WorkQueue:
         c = <Completion>entry
         Py_DECREF(c)
         return c._done_part(wc, status)
+
+    cdef int _retire_before(self, uint64_t n) except -1:
+        """The n oldest, which reported nothing, are over."""
+        cdef void **entries = self.entries
+        cdef void *entry
+        cdef Completion c
+        cdef uint64_t run, i
+        # They went well, or would have reported themselves; unless the queue is in error, where a completion that never
+        # came is a flush.
+        while n and self.broken:
+            self.tail += 1
+            n -= 1
+            self._retire(self.tail - 1, NULL, v.IBV_WC_WR_FLUSH_ERR)
+        while n:
+            # The work requests of a batch lie side by side.
+            entry = entries[self.tail & self.mask]
+            run = 1
+            while run < n and entries[(self.tail + run) & self.mask] == entry:
+                run += 1
+            n -= run
+            if entry == NULL:
+                self.tail += run
+                continue  # a callback of one before it ended the queue, and this one with it
+            for i in range(run):
+                entries[(self.tail + i) & self.mask] = NULL
+            self.tail += run
+            self.used -= <uint32_t>run
+            self.cq.outstanding -= <uint32_t>run
+            self.n_completed += run
+            c = <Completion>entry
+            aior_refs(<PyObject *>c, -<Py_ssize_t>run)
+            c._done_quietly(<uint32_t>run)
+        return 0
 
     cdef int _check_idle(self) except -1:
         cdef Waitable idle
@@ -1239,7 +1282,7 @@ cdef class WorkQueue:
         cdef list limbo = self.limbo
         self.limbo = []
         for keepalive in limbo:
-            _leave_all(keepalive)
+            leave_all(keepalive)
 
     def when_idle(self, Waitable signal not None) -> None:
         """``signal`` finishes when nothing is in flight and nothing waits."""

@@ -1,4 +1,4 @@
-# Registered memory as the data plane sees it.
+# Registered memory as the data plane sees it, and what of it is in use.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
@@ -32,3 +32,31 @@ cdef class RemoteBuffer:
     cdef readonly uint64_t length
     cdef readonly uint32_t rkey
     cdef readonly int64_t access
+
+
+cdef inline int leave_region(Region region, uint32_t n) except -1:
+    """n work requests no longer use the region."""
+    region.inflight -= n
+    if region.inflight == 0:
+        region.announce_idle()
+    return 0
+
+
+cdef struct Use:
+    # Borrowed from the list of parts.
+    void *region
+    void *owner
+    uint32_t n
+
+
+cdef class Uses:
+    cdef list parts
+    cdef Use *found
+    cdef uint32_t n
+    cdef uint32_t size
+    cdef uint32_t add(self, MemorySlice part, uint32_t n) except? 0xFFFFFFFF
+    cdef int check_open(self) except -1
+
+
+cdef int enter_all(object used) except -1
+cdef int leave_all(object used) except -1

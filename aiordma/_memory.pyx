@@ -6,6 +6,7 @@ from operator import index
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, realloc
 
 from aiordma.errors import ClosedError, UsageError
 
@@ -186,6 +187,92 @@ cdef class MemorySlice:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.addr:#x}+{self.length} lkey={self.region.lkey:#x}>"
+
+
+# ---------------------------------------------------------------- what work requests use
+
+
+cdef class Uses:
+    """The regions that many work requests use, each counted once and kept alive with whom it belongs to.
+
+    Slices of one region that follow each other are one entry, whatever their number.
+    """
+
+    def __cinit__(self):
+        self.parts = []
+
+    def __dealloc__(self):
+        free(self.found)
+
+    cdef uint32_t add(self, MemorySlice part, uint32_t n) except? 0xFFFFFFFF:
+        """``n`` more work requests use the region of ``part``; the index of its entry."""
+        cdef void *owner = <void *>(part if part.owner is None else part.owner)
+        cdef void *region = <void *>part.region
+        cdef void *more
+        cdef uint32_t i, size
+        # A batch alternates between a few regions at most.
+        for i in range(min(self.n, <uint32_t>4)):
+            if self.found[self.n - 1 - i].region == region and self.found[self.n - 1 - i].owner == owner:
+                self.found[self.n - 1 - i].n += n
+                return self.n - 1 - i
+        if self.n == self.size:
+            size = self.size * 2 if self.size else 4
+            more = realloc(self.found, size * sizeof(Use))
+            if more == NULL:
+                raise MemoryError()
+            self.found = <Use *>more
+            self.size = size
+        self.parts.append(part)
+        self.found[self.n].region = region
+        self.found[self.n].owner = owner
+        self.found[self.n].n = n
+        self.n += 1
+        return self.n - 1
+
+    cdef int check_open(self) except -1:
+        for part in self.parts:
+            if not (<MemorySlice>part).region.open:
+                raise ClosedError(f"{part!r}: its memory region is closed")
+        return 0
+
+
+cdef int enter_all(object used) except -1:
+    """Counts a work request on its regions: ``used`` is None, a MemorySlice, a tuple of them, or Uses."""
+    cdef Uses many
+    cdef uint32_t i
+    if used is None:
+        return 0
+    if isinstance(used, MemorySlice):
+        (<MemorySlice>used).region.inflight += 1
+    elif isinstance(used, Uses):
+        many = <Uses>used
+        for i in range(many.n):
+            (<Region>many.found[i].region).inflight += many.found[i].n
+    else:
+        for part in <tuple>used:
+            (<MemorySlice>part).region.inflight += 1
+    return 0
+
+
+cdef int leave_all(object used) except -1:
+    """The work request no longer uses them."""
+    cdef Uses many
+    cdef uint32_t i
+    if used is None:
+        return 0
+    if isinstance(used, MemorySlice):
+        return leave_region((<MemorySlice>used).region, 1)
+    if isinstance(used, Uses):
+        many = <Uses>used
+        for i in range(many.n):
+            leave_region(<Region>many.found[i].region, many.found[i].n)
+    else:
+        for part in <tuple>used:
+            leave_region((<MemorySlice>part).region, 1)
+    return 0
+
+
+# ---------------------------------------------------------------- a peer's memory
 
 
 cdef object _number(str name, object value):

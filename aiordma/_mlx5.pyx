@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset
 from aiordma cimport _ibv as v
 from aiordma cimport _mlx5dv as dv
 from aiordma._dataplane cimport Completion, PostFunction, WorkQueue
-from aiordma._memory cimport MemorySlice, Region, RemoteBuffer
+from aiordma._memory cimport MemorySlice, Region, RemoteBuffer, enter_all, leave_all
 from aiordma._post cimport QueuePairBase
 from aiordma._waitable cimport Waitable
 
@@ -195,25 +195,18 @@ cdef class MkeyBase:
     cdef int _bind(self, uint64_t length, int access, tuple sources) except -1:
         cdef MemorySlice part
         self._unbind()
-        for item in sources:
-            (<MemorySlice>item).region.inflight += 1
+        enter_all(sources)
         self.sources = sources
         self.region = Region(0, length, self.mkey.lkey, self.mkey.rkey, access, self.domain, None, False)
         return 0
 
     cdef int _unbind(self) except -1:
-        cdef Region region
         cdef tuple sources = self.sources
         if self.region is not None:
             self.region.shut()
             self.region = None
         self.sources = None
-        if sources is not None:
-            for item in sources:
-                region = (<MemorySlice>item).region
-                region.inflight -= 1
-                if region.inflight == 0:
-                    region.announce_idle()
+        leave_all(sources)
         return 0
 
     def _unbound(self) -> None:
@@ -299,7 +292,7 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
             flags |= v.IBV_SEND_SIGNALED
         c = self._new(request, flags)
         c.keepalive = keepalive
-        _enter(keepalive)
+        enter_all(keepalive)
         try:
             self._send._submit_custom(post, payload, size, flags, c)
         except BaseException as e:
@@ -517,18 +510,6 @@ cdef inline unsigned int _flags(bint signaled, bint fence):
     return (v.IBV_SEND_SIGNALED if signaled else 0) | (v.IBV_SEND_FENCE if fence else 0)
 
 
-cdef int _enter(object keepalive) except -1:
-    """Counts a work request on its regions; Completion takes it off again."""
-    if keepalive is None:
-        return 0
-    if isinstance(keepalive, MemorySlice):
-        (<MemorySlice>keepalive).region.inflight += 1
-    else:
-        for part in <tuple>keepalive:
-            (<MemorySlice>part).region.inflight += 1
-    return 0
-
-
 cdef int _usable(MemorySlice part, int need, object domain) except -1:
     if not part.region.open:
         raise ClosedError(f"{part!r}: its memory region is closed")
@@ -654,7 +635,7 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             size += <size_t>wr.num_sge * sizeof(v.ibv_sge)
         if pins is not None:
             pins.release()
-        _enter(c.keepalive)
+        enter_all(c.keepalive)
         c.companion = target
         try:
             self._send._submit_custom(_post_dc, p, size, wr.send_flags, c)
@@ -673,14 +654,9 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
 
 def hold(tuple parts) -> None:
     """Counts an operation on the regions of ``parts``, so that they stay registered."""
-    _enter(parts)
+    enter_all(parts)
 
 
 def let_go(tuple parts) -> None:
     """The operation is over."""
-    cdef Region region
-    for part in parts:
-        region = (<MemorySlice>part).region
-        region.inflight -= 1
-        if region.inflight == 0:
-            region.announce_idle()
+    leave_all(parts)

@@ -104,7 +104,6 @@ _case(
     AccessFlagsError,
     lambda p: p.a.atomic_fetch_add(p.local[:8], _remote(p, Access.REMOTE_WRITE), 1),
 )
-_case("many-no-pairs", UsageError, lambda p: p.a.rdma_write_many([]))
 _case("many-no-tuples", (TypeError), lambda p: p.a.rdma_write_many([p.local[:8]]))  # type: ignore[list-item]
 _case("many-one-bad", UsageError, lambda p: p.a.rdma_write_many([(p.local[:8], p.remote), (p.local, p.remote[:8])]))
 
