@@ -3,9 +3,10 @@
 See :func:`open_device` for where to begin.
 """
 
-from aiordma import exchange
+from aiordma import cm, exchange
 from aiordma._offload import Pending
 from aiordma.access import Access
+from aiordma.cm import Connection, Listener, Request, connect, listen
 from aiordma.completion import Completion, CompletionEngine
 from aiordma.device import Device, DeviceInfo, list_devices, open_device
 from aiordma.errors import *  # noqa: F403
@@ -26,12 +27,14 @@ __all__ = [
     "Batch",
     "Completion",
     "CompletionEngine",
+    "Connection",
     "Device",
     "DeviceInfo",
     "EventType",
     "Events",
     "Gid",
     "GidType",
+    "Listener",
     "MemoryRegion",
     "MemorySlice",
     "Pending",
@@ -39,9 +42,13 @@ __all__ = [
     "QPInfo",
     "QueuePair",
     "RemoteBuffer",
+    "Request",
     "SharedReceiveQueue",
     "WcOpcode",
+    "cm",
+    "connect",
     "exchange",
+    "listen",
     "list_devices",
     "open_device",
     *_errors,

@@ -330,7 +330,7 @@ def modify_qp(uintptr_t qp, int mask, dict values) -> None:
 
     ``mask`` is of enum ibv_qp_attr_mask; ``values`` names fields of struct ibv_qp_attr, and for the address vector
     ``dgid`` (16 bytes), ``sgid_index``, ``hop_limit``, ``traffic_class``, ``flow_label``, ``dlid``, ``sl``,
-    ``is_global``, ``ah_port``.
+    ``src_path_bits``, ``static_rate``, ``is_global``, ``ah_port``.
     """
     cdef v.ibv_qp_attr a
     cdef int rc
@@ -355,6 +355,8 @@ def modify_qp(uintptr_t qp, int mask, dict values) -> None:
     a.rnr_retry = get("rnr_retry", 0)
     a.ah_attr.dlid = get("dlid", 0)
     a.ah_attr.sl = get("sl", 0)
+    a.ah_attr.src_path_bits = get("src_path_bits", 0)
+    a.ah_attr.static_rate = get("static_rate", 0)
     a.ah_attr.is_global = get("is_global", 0)
     a.ah_attr.port_num = get("ah_port", 0)
     a.ah_attr.grh.sgid_index = get("sgid_index", 0)

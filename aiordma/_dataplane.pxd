@@ -139,6 +139,7 @@ cdef class WorkQueue:
     cdef Waitable idle
     cdef str first_failure
     cdef bint flush_reported
+    cdef public bint disconnected
     cdef list limbo
     cdef uint32_t posted_before_error
     cdef readonly uint64_t n_posted

@@ -329,6 +329,7 @@ cdef class Completion(Waitable):
                 local=local,
                 remote=remote,
                 note=note,
+                disconnected=self.queue.disconnected,
             )
         return self.error
 

@@ -151,6 +151,13 @@ def _choose_device(name: str | None) -> str:
     return wanted
 
 
+def find_devices() -> str:
+    """In a worker thread: the name of the device that :func:`open_device` opens by itself, the emulated NIC attached where
+    it's that. After it other libraries find devices too.
+    """
+    return _choose_device(None)
+
+
 class Device:
     """An open device on one event loop: context, protection domain, completion engine, and everything made from them.
 

@@ -6,6 +6,8 @@ Everything derives from :class:`RdmaError`. The families under it:
 * :class:`CompletionError`: a work request was posted and completed with a status other than success. Each status of
   ``enum ibv_wc_status`` has its own class; those that mean "the other side is gone" are also
   :class:`ConnectionError`.
+* :class:`ConnectError` (also a :class:`ConnectionError`): a connection couldn't be made;
+  :class:`DisconnectedError` (also a :class:`ConnectionResetError`): the peer ended one.
 * :class:`UsageError` and its kin: found before anything was posted, nothing was lost.
 * :class:`UnsupportedError`: the device lacks a capability; names both.
 """
@@ -23,9 +25,13 @@ __all__ = [
     "ClosedError",
     "CompletionError",
     "CompletionQueueError",
+    "ConnectError",
+    "ConnectTimeoutError",
     "DeviceFatalError",
     "DeviceNotFoundError",
     "DevxError",
+    "DisconnectedError",
+    "DisconnectedFlushError",
     "ExchangeError",
     "FatalError",
     "ForkError",
@@ -43,17 +49,20 @@ __all__ = [
     "ProviderError",
     "QPStateError",
     "RdmaError",
+    "RejectedError",
     "RemoteAbortError",
     "RemoteAccessError",
     "RemoteInvalidRddRequestError",
     "RemoteInvalidRequestError",
     "RemoteOperationError",
+    "ResolutionError",
     "ResponseTimeoutError",
     "RetryExceededError",
     "RnrRetryExceededError",
     "TagMatchingError",
     "TagRendezvousIncompleteError",
     "UnknownCompletionError",
+    "UnreachableError",
     "UnsupportedError",
     "UsageError",
     "VerbsError",
@@ -197,6 +206,62 @@ class CompletionQueueError(RdmaError, ConnectionError):
     """The CQ reported IBV_EVENT_CQ_ERR (it overflowed, or the device failed): its completions are lost."""
 
 
+# ------------------------------------------------------------------ connections
+
+
+class ConnectError(RdmaError, ConnectionError):
+    """A connection couldn't be made (:func:`aiordma.connect`, :meth:`aiordma.cm.Request.accept`)."""
+
+
+class ResolutionError(ConnectError):
+    """The host's name isn't known, or no RDMA device of this machine leads to its address."""
+
+
+class UnreachableError(ConnectError):
+    """The peer's machine doesn't answer, or its answer made no connection (RDMA_CM_EVENT_UNREACHABLE, CONNECT_ERROR)."""
+
+
+class ConnectTimeoutError(ConnectError, TimeoutError):
+    """The time for connecting was over; ``step`` says what was waited for."""
+
+    def __init__(self, text: str, step: str) -> None:
+        self.step = step
+        super().__init__(f"{text}: no end of {step} within the time given")
+        self._text = text
+
+    def __reduce__(self) -> tuple[type[ConnectTimeoutError], tuple[str, str]]:
+        return type(self), (self._text, self.step)
+
+
+class RejectedError(ConnectError, ConnectionRefusedError):
+    """The peer refused the connection, or nothing listens there.
+
+    ``status``: the CM's reason (IBTA table "REJ message reason codes"; 28 is the program's own no, 8 that nothing
+    listens), ``status_text``: it in words; ``reason``: the number that an aiordma peer gave :meth:`Request.reject`, else
+    0; ``private_data``: what the peer sent with its refusal, zero bytes behind it up to the size that the CM always sends.
+    """
+
+    def __init__(self, where: str, status: int, status_text: str, reason: int = 0, private_data: bytes = b"") -> None:
+        self.where = where
+        self.status = status
+        self.status_text = status_text
+        self.reason = reason
+        self.private_data = private_data
+        said = private_data.rstrip(b"\0")
+        super().__init__(
+            f"{where} refused the connection: {status_text} (CM reason {status})"
+            + (f", reason {reason}" if reason else "")
+            + (f", private data {said!r}" if said else "")
+        )
+
+    def __reduce__(self) -> tuple[type[RejectedError], tuple[str, int, str, int, bytes]]:
+        return type(self), (self.where, self.status, self.status_text, self.reason, self.private_data)
+
+
+class DisconnectedError(RdmaError, ConnectionResetError):
+    """The peer ended the connection, or was ended."""
+
+
 # ------------------------------------------------------------------ a work request failed
 
 
@@ -292,6 +357,14 @@ class WrFlushError(CompletionError, ConnectionError):
     meaning = (
         "The QP was or went to the error state before this work request was done: an earlier one failed, or the QP was "
         "closed. Whether it took effect at the peer isn't known."
+    )
+
+
+class DisconnectedFlushError(WrFlushError, DisconnectedError):
+    """IBV_WC_WR_FLUSH_ERR, because the peer disconnected: both a :class:`WrFlushError` and a :class:`DisconnectedError`."""
+
+    meaning = (
+        "The peer ended the connection before this work request was done. Whether it took effect there isn't known."
     )
 
 
@@ -466,7 +539,13 @@ def completion_error(
     local: str = "",
     remote: str = "",
     note: str = "",
+    disconnected: bool = False,
 ) -> CompletionError:
-    """The exception for a work completion whose ``status`` (enum ibv_wc_status) is not IBV_WC_SUCCESS."""
+    """The exception for a work completion whose ``status`` (enum ibv_wc_status) is not IBV_WC_SUCCESS.
+
+    ``disconnected``: the QP was sent to the error state because its peer disconnected.
+    """
     cls = _BY_STATUS.get(status, CompletionError)
+    if disconnected and cls is WrFlushError:
+        cls = DisconnectedFlushError
     return cls(_Details(status, vendor_err, opcode, qp_num, wr_id, local, remote, note))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -244,6 +245,24 @@ class VerbsQueuePair(Owned, QueuePairBase):
         self._send_queue.when_idle(signal)
         await signal
 
+    def end_by_peer(self) -> Pending[None]:
+        """The peer has disconnected: the QP goes to ERR, off the loop.
+
+        What is flushed by that, and what is posted later, ends with :class:`DisconnectedFlushError`.
+        """
+        for queue in self._queues():
+            queue.disconnected = True
+        self._connecting = Pending(self._device.control, self._end_by_peer(self._connecting))
+        return self._connecting
+
+    async def _end_by_peer(self, before: Pending[None] | None) -> None:
+        if before is not None and not before.done:
+            ended = Signal(self._device.control.hooks)
+            before.on_done(ended.finish)
+            await until(ended)
+        if not self.closed:
+            await in_thread(self._device.control, self._modify, _STATE, {"qp_state": ERR})
+
     def close(self) -> Pending[None]:
         """Flushes and destroys the QP; started by the call, awaited or not; a second call gives the same operation.
 
@@ -427,6 +446,26 @@ class QueuePair(VerbsQueuePair):
         await in_thread(device.control, self._modify, mask, rtr)
         await in_thread(device.control, self._modify, rts_mask, rts)
         self._peer = peer
+
+    def transition(self, steps: Callable[[], Iterable[tuple[int, dict[str, Any]]]]) -> Pending[None]:
+        """Modifies it with attributes that somebody else knows, a connection manager say, off the loop.
+
+        ``steps`` is called in the worker thread and gives, for each ibv_modify_qp(3), the mask and the values, as
+        ``_control.modify_qp`` takes them; whatever they take it to, the QP is connected then. Started by the call.
+        """
+        if self.closed:
+            raise ClosedError(f"{self!r} is closed")
+        if self._connecting is not None:
+            raise QPStateError(f"QP {self._number:#x} is connected or connecting: a new connection needs a new QP")
+        self._connecting = Pending(self._device.control, self._transition(steps))
+        return self._connecting
+
+    async def _transition(self, steps: Callable[[], Iterable[tuple[int, dict[str, Any]]]]) -> None:
+        def run() -> None:
+            for mask, values in steps():
+                self._modify(mask, values)
+
+        await in_thread(self._device.control, run)
 
 
 def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> Pending[QueuePair]:

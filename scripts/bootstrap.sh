@@ -44,6 +44,7 @@ apt_packages=(
     python3-venv      # venv with pip
     python3-pyverbs   # the control plane
     libibverbs-dev    # infiniband/verbs.h, infiniband/mlx5dv.h, and both libraries
+    librdmacm-dev     # rdma/rdma_cma.h, and librdmacm, which connections use
     ibverbs-providers # libmlx5, the driver that the emulated NIC speaks to
     ibverbs-utils     # ibv_devinfo and others, run on the emulated NIC by examples and tests
     perftest          # ib_write_bw and others, run on the emulated NIC by tests
