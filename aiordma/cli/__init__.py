@@ -39,6 +39,12 @@ def emulate(
     limit: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a device limit, as max_qp=64")] = None,
     mtu: Annotated[int, typer.Option(help="the ports' active MTU")] = 4096,
     spin_us: Annotated[int, typer.Option(min=0, help="microseconds that the idle device polls before it sleeps")] = 50,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND:NAME=VALUE,...", help="something that goes wrong, as drop:opcode=SEND,nth=3 (repeat for more)"
+        ),
+    ] = None,
     legacy_write: Annotated[bool, typer.Option("--legacy-write", help="behave as a kernel older than 4.20")] = False,
 ) -> None:
     """Run a program on the emulated NIC: aiordma emulate --devices 2 -- ibv_devinfo."""
@@ -53,6 +59,7 @@ def emulate(
             devices=tuple(EmulatedDevice(name=n, ports=(port,), limits=limits) for n in names),
             spin_us=spin_us,
             legacy_write=legacy_write,
+            faults=tuple(fault or ()),
         )
     except ValueError as e:
         raise typer.BadParameter(str(e)) from e

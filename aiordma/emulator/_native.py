@@ -13,7 +13,7 @@ from aiordma.errors import ProviderError, RdmaError
 
 __all__ = ["OBJECT_TYPES", "EmulatorError", "Native", "native", "visible_devices"]
 
-_VERSION = 1
+_VERSION = 2
 _ERROR_SIZE = 512
 
 #: enum emu_type of src/emu.h, in order.

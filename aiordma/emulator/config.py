@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from aiordma.emulator._fault_text import rule_of_words
+
 __all__ = ["DeviceSpec", "EmulatedDevice", "EmulatedPort", "EmulatorConfig", "Gid", "Limits"]
 
 MAX_DEVICES = 16
@@ -141,10 +143,14 @@ class EmulatorConfig:
     reach: Literal["host", "process"] = "host"
     #: Long payload between processes is read where it lies, in the other process's memory, if the system allows it.
     one_copy: bool = True
+    #: Faults on purpose, in force from the start, as text: what ``aiordma emulate --fault`` takes.
+    faults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         devices = tuple(_complete(device, index) for index, device in enumerate(self.devices))
         object.__setattr__(self, "devices", devices)
+        for fault in self.faults:
+            rule_of_words(fault)  # says what is wrong with it
         if self.reach not in ("host", "process"):
             raise ValueError(f'the network reaches the "host" or the "process", not {self.reach!r}')
         if not 1 <= len(devices) <= MAX_DEVICES:
@@ -204,6 +210,7 @@ class EmulatorConfig:
                 for index, gid in enumerate(port.gids or ()):
                     if gid is not None:
                         lines.append(f"gid {number} {index} {gid.address} {gid.type} {gid.netdev}")
+        lines += [f"fault {rule_of_words(fault)}" for fault in self.faults]
         return "\n".join(lines) + "\n"
 
 

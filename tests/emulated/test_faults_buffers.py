@@ -14,8 +14,7 @@ from emulated.core import connect, connected
 
 import aiordma
 from aiordma import Access, AccessFlagsError, BufferAccessError, ClosedError, Device, UsageError
-from aiordma.emulator import _inject as inject
-from aiordma.emulator import object_counts
+from aiordma.emulator import faults, object_counts
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +24,7 @@ SOON = 20
 @pytest.fixture(autouse=True)
 def no_injection(leak_check: None) -> Iterator[None]:
     yield
-    inject.reset()
+    faults.reset()
 
 
 @asynccontextmanager
@@ -57,7 +56,7 @@ async def test_a_cancelled_read_keeps_its_buffer_until_the_device_is_done() -> N
         buffer = Buffer(len(pair.right))
         alive = weakref.ref(buffer)
         mr = await device.reg_mr(buffer)
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             operation = pair.a.rdma_read(mr, pair.remote)
             with anyio.move_on_after(0.05) as scope:
                 await operation
@@ -71,7 +70,7 @@ async def test_a_cancelled_read_keeps_its_buffer_until_the_device_is_done() -> N
             assert held is not None
             assert not any(held)
             assert not closing.done
-            go()
+            go.stop()
             with anyio.fail_after(SOON):
                 await closing
             # It was given up, and the device filled it all the same.
@@ -88,7 +87,7 @@ async def test_what_a_dropped_operation_uses_goes_when_the_device_is_done() -> N
         alive = weakref.ref(buffer)
         mr = await device.reg_mr(buffer)
         before = object_counts("mlx5_0")["mr"]
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             pair.a.rdma_read(mr[:64], pair.remote)
             del buffer, mr
             gc.collect()
@@ -102,7 +101,7 @@ async def test_what_a_dropped_operation_uses_goes_when_the_device_is_done() -> N
 
 
 async def release_and_wait(go: Callable[[], None], alive: "weakref.ref[Buffer]") -> None:
-    go()
+    go.stop()
     await until(lambda: alive() is None)
 
 
@@ -111,7 +110,7 @@ async def test_closing_a_region_waits_for_operations_in_flight_and_in_the_queue(
     async with opened() as device, connected(device, max_send_wr=2) as pair:
         async with device.reg_mr(bytearray(4096)) as mr:
             before = object_counts("mlx5_0")["mr"]
-            with inject.hold(pair.a.qp_num) as go:
+            with faults.hold(pair.a) as go:
                 operations = [pair.a.rdma_write(mr[:1024], pair.remote) for _ in range(5)]
                 assert pair.a.statistics()["send"]["waiting"] == 3
                 closing = mr.close()
@@ -126,7 +125,7 @@ async def test_closing_a_region_waits_for_operations_in_flight_and_in_the_queue(
                 ):
                     with pytest.raises(ClosedError):
                         use()
-                go()
+                go.stop()
                 with anyio.fail_after(SOON):
                     for operation in operations:
                         await operation
@@ -138,7 +137,7 @@ async def test_closing_a_region_waits_for_operations_in_flight_and_in_the_queue(
 async def test_a_region_whose_qp_is_closed_under_it_closes() -> None:
     """monarch#3825: in whatever order; the flush ends the operations that the region waits for."""
     async with opened() as device, connected(device) as pair:
-        with inject.hold(pair.a.qp_num):
+        with faults.hold(pair.a):
             operations = [pair.a.rdma_read(pair.local[:1024], pair.remote) for _ in range(5)]
             receive = pair.b.recv(pair.peer)
             closings = [pair.local.close(), pair.peer.close()]

@@ -28,7 +28,7 @@ from aiordma import (
     WrongLoopError,
 )
 from aiordma.emulator import _inject as inject
-from aiordma.emulator import object_counts
+from aiordma.emulator import faults, object_counts
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ SOON = 20
 @pytest.fixture(autouse=True)
 def no_injection(leak_check: None) -> Iterator[None]:
     yield
-    inject.reset()
+    faults.reset()
 
 
 @asynccontextmanager
@@ -85,20 +85,20 @@ def send_statistics(device: Device) -> dict[str, int]:
 async def test_a_completion_between_the_last_poll_and_arming_is_found() -> None:
     """brpc#3415, libfabric#796: it raises no event, and with poll, then arm, it lay there for ever."""
     async with opened() as device, connected(device) as one, connected(device) as two:
-        with inject.strict_arming(), inject.hold(one.a.qp_num) as go_one, inject.hold(two.a.qp_num) as go_two:
+        with inject.strict_arming(), faults.hold(one.a) as go_one, faults.hold(two.a) as go_two:
             two.left[:8] = b"stranded"
             first = one.a.rdma_write(one.local[:8], one.remote)
             second = two.a.rdma_write(two.local[:8], two.remote)
 
             def second_completes() -> None:
-                go_two()
+                go_two.stop()
                 time.sleep(0.05)
                 assert bytes(two.right[:8]) == b"stranded"
 
             before = send_statistics(device)
             async with parked(waiting_for(first), waiting_for(second)):
                 with inject.before_arm(device.context_address, second_completes):
-                    go_one()
+                    go_one.stop()
                     with anyio.fail_after(SOON):
                         await first
                         await second
@@ -109,11 +109,11 @@ async def test_a_completion_between_the_last_poll_and_arming_is_found() -> None:
 async def test_every_completion_behind_one_event_is_handled(count: int) -> None:
     """perftest#137: a wake-up took one batch of completions and slept on the rest."""
     async with opened() as device, connected(device, max_send_wr=count) as pair:
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(count)]
             before = send_statistics(device)
             async with parked(waiting_for(operations[-1])):
-                go()
+                go.stop()
                 # The loop stands still until all of them are there.
                 time.sleep(0.2)  # noqa: ASYNC251
             after = send_statistics(device)
@@ -224,11 +224,11 @@ async def test_channels_never_block_and_readiness_without_an_event_is_harmless()
 async def test_one_event_wakes_the_loop_once() -> None:
     """ucx#7864: an event that isn't taken leaves the descriptor readable, and the loop spins."""
     async with opened() as device, connected(device) as pair:
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             operation = pair.a.rdma_write(pair.local[:8], pair.remote)
             before = send_statistics(device)
             async with parked(waiting_for(operation)):
-                go()
+                go.stop()
             await anyio.sleep(1)
         after = send_statistics(device)
         assert after["wakeups"] - before["wakeups"] == 1
@@ -375,11 +375,11 @@ async def test_closing_ends_every_kind_of_wait() -> None:
 async def test_a_hundred_tasks_wait_on_one_queue() -> None:
     """trio-asyncio#153: a second waiter on a descriptor is an error in trio."""
     async with opened() as device, connected(device) as pair:
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(100)]
             async with parked(*(waiting_for(operation) for operation in operations)):
                 assert not any(operation.done for operation in operations)
-                go()
+                go.stop()
         assert all(operation.status == 0 for operation in operations)
 
 
@@ -447,7 +447,7 @@ _OUTSTANDING = (
     + """
     import anyio
     import aiordma
-    from aiordma.emulator import _inject as inject
+    from aiordma.emulator import faults
 
     keep = []
 
@@ -456,9 +456,7 @@ _OUTSTANDING = (
             async with device.reg_mr(bytearray(4096)) as mr, device.create_qp() as a, device.create_qp() as b:
                 await a.connect(b.info)
                 await b.connect(a.info)
-                held = inject.hold(a.qp_num)
-                held.__enter__()
-                keep.append(held)
+                faults.hold(a)
                 operations = [a.rdma_write(mr[:64], mr.remote()) for _ in range(200)]
                 operations += [b.recv(mr[:64]) for _ in range(10)]
                 if sys.argv[2] == "keep":
@@ -532,7 +530,7 @@ _FORGOTTEN = (
     + """
     import anyio
     import aiordma
-    from aiordma.emulator import _inject as inject
+    from aiordma.emulator import faults
 
     keep = []
 
@@ -542,7 +540,7 @@ _FORGOTTEN = (
         a, b = await device.create_qp(), await device.create_qp()
         await a.connect(b.info)
         await b.connect(a.info)
-        inject.hold(a.qp_num).__enter__()
+        faults.hold(a)
         operations = [a.rdma_write(mr[:64], mr.remote()) for _ in range(200)] + [b.recv(mr[:64])]
 
         async def wait(operation):
@@ -613,7 +611,7 @@ def test_a_loop_closed_under_waiting_tasks_leaves_nothing_behind() -> None:
 async def test_a_lost_peer_leaves_timeouts_working() -> None:
     """mlx#3910: the wait for a peer that was gone could not be interrupted."""
     async with opened(spin_us=20) as device, connected(device, timeout=0) as pair:
-        with inject.drop(pair.a.qp_num):
+        with faults.drop(pair.a):
             operation = pair.a.rdma_write(pair.local[:8], pair.remote)
             started = anyio.current_time()
             with anyio.move_on_after(0.2) as scope:
@@ -632,14 +630,14 @@ _LOST_PEER = (
     + """
     import anyio
     import aiordma
-    from aiordma.emulator import _inject as inject
+    from aiordma.emulator import faults
 
     async def main():
         async with aiordma.open_device("emulated") as device:
             async with device.reg_mr(bytearray(64)) as mr, device.create_qp(timeout=0) as a, device.create_qp() as b:
                 await a.connect(b.info)
                 await b.connect(a.info)
-                with inject.drop(a.qp_num):
+                with faults.drop(a):
                     print("waiting", flush=True)
                     operation = a.rdma_write(mr[:8], mr.remote())
                     await operation
@@ -711,7 +709,7 @@ async def test_a_registration_that_nobody_takes_warns_and_is_released() -> None:
 async def test_a_callback_that_raises_loses_no_completion() -> None:
     """rdma-core PR657: a handler that raised left what came behind it unhandled, and events unacknowledged."""
     async with opened() as device, connected(device) as pair:
-        with reported() as reports, inject.hold(pair.a.qp_num) as go:
+        with reported() as reports, faults.hold(pair.a) as go:
             operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(16)]
 
             def broken() -> None:
@@ -719,7 +717,7 @@ async def test_a_callback_that_raises_loses_no_completion() -> None:
 
             operations[3].on_finish(broken)
             async with parked(waiting_for(operations[-1])):
-                go()
+                go.stop()
             await anyio.sleep(0.05)
         assert all(operation.done for operation in operations)
         assert [type(error) for error in reports.found] == [ZeroDivisionError]
@@ -731,7 +729,7 @@ async def test_events_of_the_device_reach_every_listener() -> None:
     async with opened() as device:
         first, second = device.events(limit=2), device.events()
         for event_type in (EventType.CLIENT_REREGISTER, EventType.SM_CHANGE, EventType.PKEY_CHANGE):
-            inject.event("mlx5_0", event_type, 1)
+            faults.raise_event(event_type, device="mlx5_0", port=1)
         with anyio.fail_after(SOON):
             assert [(await anext(second)).type for _ in range(3)] == [
                 EventType.CLIENT_REREGISTER,

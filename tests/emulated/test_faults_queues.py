@@ -37,6 +37,7 @@ from aiordma import (
 )
 from aiordma._offload import Pending
 from aiordma.emulator import _inject as inject
+from aiordma.emulator import faults
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +55,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def no_injection(leak_check: None) -> Iterator[None]:
     yield
-    inject.reset()
+    faults.reset()
 
 
 @asynccontextmanager
@@ -95,7 +96,7 @@ def attributes(qp: QueuePair) -> Any:
 async def test_more_operations_than_slots_wait_their_turn() -> None:
     """uccl#267: posting to a full queue gave ENOMEM."""
     async with opened() as device, connected(device, max_send_wr=16, max_recv_wr=16) as pair:
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             operations = []
             for i in range(40):
                 pair.left[i : i + 1] = bytes([i])
@@ -103,7 +104,7 @@ async def test_more_operations_than_slots_wait_their_turn() -> None:
             statistics = pair.a.statistics()["send"]
             assert (statistics["in_flight"], statistics["waiting"]) == (16, 24)
             await anyio.sleep(0.02)
-            go()
+            go.stop()
             await all_of(operations)
         assert pair.right[:40] == bytes(range(40))
         receives = [pair.b.recv(pair.peer[i : i + 1]) for i in range(40)]
@@ -149,12 +150,12 @@ async def test_unsignalled_requests_never_fill_the_queue(slots: int) -> None:
         assert pair.a.statistics()["send"]["in_flight"] == 0
         assert device.engine.statistics()["send"][0]["outstanding"] == 0
         # In order, too: one that is done has none before it that isn't.
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             operations = [pair.a.rdma_write(pair.local[:4], pair.remote, signaled=False) for _ in range(100)]
             seen: list[int] = []
             for i, operation in enumerate(operations):
                 operation.on_finish(lambda i=i: seen.append(i))
-            go()
+            go.stop()
             await all_of(operations[50:51])
         assert seen[:51] == list(range(51))
         await all_of(operations)
@@ -177,14 +178,14 @@ async def test_a_small_completion_queue_is_never_overrun() -> None:
         ):
             await connect(a, b)
             events = device.events()
-            with inject.hold() as go:
+            with faults.hold() as go:
                 operations = [qp.rdma_write(mr[:8], mr[8:16].remote()) for _ in range(10) for qp in (a, b)]
                 await anyio.sleep(0.02)
-                go()
+                go.stop()
                 await all_of(operations)
             # Both can be full at a time, so the second one has a CQ of its own.
             assert len(device.engine.statistics()["send"]) == 2
-            inject.event("mlx5_small", EventType.CLIENT_REREGISTER, 1)
+            faults.raise_event(EventType.CLIENT_REREGISTER, device="mlx5_small", port=1)
             assert (await anext(events)).type is EventType.CLIENT_REREGISTER
 
 
@@ -192,11 +193,10 @@ async def test_the_error_of_a_completion_queue_ends_everything_on_it() -> None:
     """libfabric PR4913: awaits on a CQ that was in error never ended."""
     async with opened() as device, connected(device) as pair, connected(device) as other:
         events = device.events()
-        with inject.hold():
+        with faults.hold():
             operations = [qp.rdma_write(pair.local[:8], pair.remote) for qp in (pair.a, other.a) for _ in range(4)]
             receive = pair.b.recv(pair.peer[:8])
-            queue = device.engine.completion_queues[0]
-            inject.event("mlx5_0", EventType.CQ_ERR, _control.cq_address(queue.pyverbs, device.context_address))
+            faults.cq_error(pair.a)
             for error in await errors_of(operations):
                 assert isinstance(error, CompletionQueueError)
             with anyio.fail_after(SOON):
@@ -219,9 +219,9 @@ async def test_a_lost_device_ends_everything() -> None:
     async with opened() as device, connected(device) as pair:
         events = device.events()
         operations = [pair.b.recv(pair.peer[:8])]
-        with inject.hold(pair.a.qp_num):
+        with faults.hold(pair.a):
             operations += [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(200)]
-            inject.event("mlx5_0", EventType.DEVICE_FATAL)
+            faults.device_fatal("mlx5_0")
             for error in await errors_of(operations):
                 assert isinstance(error, DeviceFatalError)
             assert device.lost
@@ -241,7 +241,7 @@ async def test_a_batch_larger_than_the_queue_goes_in_parts() -> None:
         )
         await all_of([batch])
         assert pair.left[: 17 * 8] == bytes(range(17 * 8))
-        with inject.hold(pair.a.qp_num) as go:
+        with faults.hold(pair.a) as go:
             # Others are in the queue already, and come behind it.
             operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(10)]
             operations.append(
@@ -250,7 +250,7 @@ async def test_a_batch_larger_than_the_queue_goes_in_parts() -> None:
                 )
             )
             operations += [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(10)]
-            go()
+            go.stop()
             await all_of(operations)
         assert pair.left[: 500 * 8] == pair.right[: 500 * 8]
 
@@ -286,7 +286,7 @@ _REQUESTS = [
 async def test_garbage_in_failed_completions_reaches_nobody() -> None:
     """tensorpipe PR416: the opcode of a failed completion is undefined, and was used to tell whose it was."""
     async with opened() as device, connected(device) as pair:
-        with reported() as reports, inject.garbage(device.context_address), inject.hold(pair.a.qp_num):
+        with reported() as reports, inject.garbage(device.context_address), faults.hold(pair.a):
             operations = some_of_each(pair.a, pair.local, pair.remote)
             with anyio.fail_after(SOON):
                 await pair.a.close()
@@ -306,14 +306,14 @@ async def test_garbage_in_failed_completions_reaches_nobody() -> None:
 async def test_a_failure_is_told_of_the_request_that_failed() -> None:
     """tensorpipe PR416: and the rest of the queue tells what failed first."""
     async with opened() as device, connected(device) as pair:
-        with inject.garbage(device.context_address), inject.hold(pair.a.qp_num) as go:
+        with inject.garbage(device.context_address), faults.hold(pair.a) as go:
             nobodys = RemoteBuffer(pair.remote.addr, 8, pair.remote.rkey ^ 0x100)
             operations = [
                 pair.a.rdma_write(pair.local[:8], pair.remote),
                 pair.a.rdma_read(pair.local[:8], nobodys),
                 *some_of_each(pair.a, pair.local, pair.remote),
             ]
-            go()
+            go.stop()
             first, failed, *flushed = await errors_of(operations)
         assert first is None
         assert isinstance(failed, RemoteAccessError)
@@ -332,7 +332,7 @@ async def test_closing_flushes_and_leaves_nobody_waiting() -> None:
     async with opened() as device:
         # As it should be: through ERR.
         async with connected(device, max_send_wr=2) as pair:
-            with inject.hold(pair.a.qp_num):
+            with faults.hold(pair.a):
                 operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(5)]
                 operations.append(pair.a.rdma_write(pair.local[:8], pair.remote, signaled=False))
                 with anyio.fail_after(SOON):
@@ -340,7 +340,7 @@ async def test_closing_flushes_and_leaves_nobody_waiting() -> None:
             assert all(isinstance(error, WrFlushError) for error in await errors_of(operations))
         # Reset by somebody else: no completions.
         async with connected(device) as pair:
-            with inject.hold(pair.a.qp_num):
+            with faults.hold(pair.a):
                 operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(3)]
                 _control.modify_qp(pair.a.address, 1, {"qp_state": 0})
                 with anyio.fail_after(SOON):
@@ -348,7 +348,7 @@ async def test_closing_flushes_and_leaves_nobody_waiting() -> None:
             assert all(isinstance(error, ClosedError) for error in await errors_of(operations))
         # Destroyed by somebody else.
         async with connected(device) as pair:
-            with inject.hold(pair.a.qp_num):
+            with faults.hold(pair.a):
                 operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(3)]
                 pair.a.pyverbs.close()
                 with anyio.fail_after(SOON):
@@ -360,7 +360,7 @@ async def test_a_device_that_doesnt_flush_holds_up_nobody(monkeypatch: pytest.Mo
     """Mooncake PR2427: a flush that never comes."""
     monkeypatch.setattr("aiordma.qp.DRAIN_SECONDS", 0.2)
     async with opened() as device, connected(device) as pair:
-        with inject.hang(pair.a.qp_num):
+        with faults.hang(pair.a):
             operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(200)]
             operations.append(pair.a.recv(pair.local[:8]))
             closing = pair.local.close()
@@ -371,7 +371,7 @@ async def test_a_device_that_doesnt_flush_holds_up_nobody(monkeypatch: pytest.Mo
                 await closing
         # And one that doesn't even take the command.
         async with connected(device) as pair:
-            with inject.hang(pair.a.qp_num), inject.fail("modify_qp", errno.EIO, state="ERR"):
+            with faults.hang(pair.a), faults.verb("modify_qp", errno.EIO, state="ERR"):
                 operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(3)]
                 with anyio.fail_after(SOON):
                     await pair.a.close()
@@ -575,7 +575,7 @@ async def test_slow_verbs_leave_the_loop_running() -> None:
 
     async with opened() as device, device.create_qp() as a, device.create_qp() as b, anyio.create_task_group() as group:
         group.start_soon(heart)
-        with inject.slow("modify_qp", 2, state="RTR"), inject.slow("reg_mr", 2):
+        with faults.verb("modify_qp", delay=2, state="RTR"), faults.verb("reg_mr", delay=2):
             started, before = anyio.current_time(), beats
             working = [a.connect(b.info), b.connect(a.info), device.reg_mr(bytearray(64))]
             for pending in working:
@@ -584,7 +584,7 @@ async def test_slow_verbs_leave_the_loop_running() -> None:
             # 400 on an idle machine.
             assert beats - before > 50
         mr = await working[-1]
-        with inject.slow("dereg_mr", 0.5):
+        with faults.verb("dereg_mr", delay=0.5):
             before = beats
             await mr.close()
             assert beats - before > 10
@@ -600,21 +600,21 @@ async def test_events_of_another_port_are_told_apart_and_broken_qps_are_not_reus
         async with device.create_qp(**quick) as a, device.create_qp(**quick) as b:
             await connect(a, b)
             try:
-                inject.event("mlx5_small", EventType.PORT_ACTIVE, 2)
-                inject.event("mlx5_small", EventType.PORT_ERR, 2)
+                faults.raise_event(EventType.PORT_ACTIVE, device="mlx5_small", port=2)
+                faults.raise_event(EventType.PORT_ERR, device="mlx5_small", port=2)
                 with anyio.fail_after(SOON):
                     assert await anext(events) == AsyncEvent(EventType.PORT_ACTIVE, port=2)
                     assert await anext(events) == AsyncEvent(EventType.PORT_ERR, port=2)
                 assert (a.state, b.state) == ("RTS", "RTS")
                 await a.rdma_write(mr[:8], remote)
 
-                inject.event("mlx5_small", EventType.PORT_ERR, 1)
+                faults.raise_event(EventType.PORT_ERR, device="mlx5_small", port=1)
                 with anyio.fail_after(SOON):
                     assert await anext(events) == AsyncEvent(EventType.PORT_ERR, port=1)
                 with pytest.raises(RetryExceededError):
                     await a.rdma_write(mr[:8], remote)
             finally:
-                inject.event("mlx5_small", EventType.PORT_ACTIVE, 1)
+                faults.raise_event(EventType.PORT_ACTIVE, device="mlx5_small", port=1)
             with anyio.fail_after(SOON):
                 assert await anext(events) == AsyncEvent(EventType.PORT_ACTIVE, port=1)
             # It's dead, says so, and stays so.
@@ -625,7 +625,7 @@ async def test_events_of_another_port_are_told_apart_and_broken_qps_are_not_reus
             await connect(a, b)
             await a.rdma_write(mr[:8], remote)
             # One that nothing was posted on learns it by an event.
-            inject.event("mlx5_small", EventType.QP_FATAL, b.address)
+            faults.raise_event(EventType.QP_FATAL, b)
             with anyio.fail_after(SOON):
                 assert await anext(events) == AsyncEvent(EventType.QP_FATAL, element=b)
             assert b.state == "ERR" == await b.query_state()
@@ -821,5 +821,5 @@ async def test_a_message_longer_than_its_receive_fails_on_both_ends() -> None:
             await pair.a.send(pair.local[:9])
         with pytest.raises(LocalLengthError):
             await receive
-        with pytest.raises(VerbsError), inject.fail("create_qp", errno.ENOMEM, count=1):
+        with pytest.raises(VerbsError), faults.verb("create_qp", errno.ENOMEM, count=1):
             await device.create_qp()

@@ -35,7 +35,7 @@ from aiordma import (
     WrFlushError,
     mlx5,
 )
-from aiordma.emulator import _inject as inject
+from aiordma.emulator import faults
 from aiordma.mlx5 import DCInitiator, DcPeer, DCTarget, DCTInfo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("leak_check")]
@@ -246,7 +246,7 @@ async def test_a_wrong_key_or_number_costs_its_operation_alone(wrong: str) -> No
 async def test_what_is_behind_the_error_on_its_stream_is_flushed() -> None:
     async with setting(log_streams=2, log_errored=2) as s:
         bad = await s.reach_wrong()
-        with inject.hold(s.dci.qp_num):
+        with faults.hold(s.dci):
             first = s.dci.rdma_write(s.peer, s.local[:8], s.remote, stream_id=1)
             failing = s.dci.rdma_write(bad, s.local[:8], s.remote, stream_id=1)
             behind = s.dci.rdma_write(s.peer, s.local[8:16], s.remote[8:], stream_id=1)
@@ -439,7 +439,7 @@ async def test_a_forgotten_address_is_reported_and_destroyed() -> None:
 
 async def test_an_address_lives_until_what_waits_with_it_is_posted() -> None:
     async with setting(max_send_wr=2, log_streams=1) as s:
-        with inject.hold(s.dci.qp_num):
+        with faults.hold(s.dci):
             writes = [s.dci.rdma_write(s.peer, s.local[i : i + 1], s.remote[i:], stream_id=1) for i in range(20)]
             closing = s.peer.close()
             assert s.peer.close() is closing
@@ -456,7 +456,7 @@ async def test_an_address_lives_until_what_waits_with_it_is_posted() -> None:
 
 async def test_closing_flushes_streams_and_what_waits() -> None:
     async with setting(max_send_wr=4, log_streams=2) as s:
-        with inject.hold(s.dci.qp_num):
+        with faults.hold(s.dci):
             writes = [s.dci.rdma_write(s.peer, s.local[:1], s.remote, stream_id=1 + i % 4) for i in range(20)]
             with anyio.fail_after(SOON):
                 await s.dci.close()
@@ -474,7 +474,7 @@ async def test_a_cancelled_await_leaves_the_operation_to_the_device() -> None:
     async with setting(log_streams=1) as s:
         memory = bytearray(b"12345678")
         mr = await s.device.reg_mr(memory)
-        with inject.hold(s.dci.qp_num):
+        with faults.hold(s.dci):
             write = s.dci.rdma_write(s.peer, mr, s.remote, stream_id=1, inline=False)
             with anyio.move_on_after(0.01) as scope:
                 await write
@@ -493,7 +493,7 @@ async def test_a_device_closes_with_everything_of_dc_in_it() -> None:
         peer = await dci.reach(target.info)
         pool = await mlx5.create_dci_pool(device, 2)
         memory = await device.reg_mr(bytearray(64))
-        with inject.hold(dci.qp_num):
+        with faults.hold(dci):
             write = dci.rdma_write(peer, memory[:8], memory.remote(), stream_id=1, inline=False)
             with anyio.fail_after(SOON):
                 await device.close()

@@ -28,7 +28,7 @@ from aiordma import (
     mlx5,
 )
 from aiordma._offload import Pending
-from aiordma.emulator import _inject as inject
+from aiordma.emulator import faults
 from aiordma.mlx5 import DCIPool, DcPeer, DCTarget, Lane, PoolOperation, dci_pool, least_loaded, sticky
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("leak_check")]
@@ -170,14 +170,12 @@ async def test_no_operation_without_a_target_of_the_pool() -> None:
 
 async def test_least_loaded_spreads() -> None:
     async with setting(4, 2, log_streams=1, config=QPConfig(max_send_wr=64)) as s:
-        held = [inject.hold(dci.qp_num) for dci in s.pool.dcis]
-        for hold in held:
-            hold.__enter__()
+        held = [faults.hold(dci) for dci in s.pool.dcis]
         writes = [s.write(i % 4, 8 * i) for i in range(16)]
         # Four lanes and four targets: one each, since targets don't share lanes while there is another.
         assert [lane.in_flight for lane in s.pool.lanes] == [4, 4, 4, 4]
         for hold in held:
-            hold.__exit__(None, None, None)
+            hold.stop()
         for write in writes:
             await write
 
@@ -185,7 +183,7 @@ async def test_least_loaded_spreads() -> None:
 async def test_targets_do_not_share_a_lane_while_it_works() -> None:
     async with setting(2, 1, log_streams=0) as s:
         (lane,) = s.pool.lanes
-        with inject.hold(s.pool.dcis[0].qp_num):
+        with faults.hold(s.pool.dcis[0]):
             first = [s.write(0, 8 * i) for i in range(3)]
             second = s.write(1, 0)
             assert lane.in_flight == 3
@@ -227,7 +225,7 @@ async def test_lanes_of_one_dci_do_not_starve_each_other() -> None:
     async with setting(3, 1, log_streams=2, policy=by_target, config=QPConfig(max_send_wr=4)) as s:
         order = [target.dctn for target in s.targets]
         done: list[int] = []
-        with inject.hold(s.pool.dcis[0].qp_num):
+        with faults.hold(s.pool.dcis[0]):
             for _ in range(50):
                 s.write(0, 0).on_finish(lambda: done.append(0))
             others = [s.write(1, 8), s.write(2, 16)]
@@ -260,7 +258,7 @@ async def test_a_policy_that_raises_ends_what_it_was_asked_for() -> None:
         return least_loaded(lanes, target)
 
     async with setting(2, 1, log_streams=0, policy=moody) as s:
-        with inject.hold(s.pool.dcis[0].qp_num):
+        with faults.hold(s.pool.dcis[0]):
             first = s.write(0, 0)
             waits = [s.write(1, 8 * i) for i in range(3)]
             broken = True
@@ -306,7 +304,7 @@ async def test_a_bad_target_costs_its_own_operations(log_errored: int) -> None:
 async def test_nothing_is_posted_on_a_stream_until_it_is_reset() -> None:
     """F61 (ucx pull request 6646): requests that were posted before the reset was over failed again."""
     async with setting(1, 1, log_streams=2, log_errored=2, policy=only(2)) as s:
-        with inject.slow("query_qp", 0.2):
+        with faults.verb("query_qp", delay=0.2):
             with pytest.raises(RetryExceededError):
                 await s.write_bad()
             lane = s.pool.lanes[1]
@@ -325,7 +323,7 @@ async def test_nothing_is_posted_on_a_stream_until_it_is_reset() -> None:
 
 async def test_others_of_the_stream_are_done_again() -> None:
     async with setting(2, 1, log_streams=1, log_errored=1, policy=only(1)) as s:
-        with inject.hold(s.pool.dcis[0].qp_num):
+        with faults.hold(s.pool.dcis[0]):
             before = s.write(0, 0)
             failing = s.write_bad()
             behind = [s.write(1, 8 * i) for i in range(5)]
@@ -379,7 +377,7 @@ async def test_a_pool_without_streams_replaces_its_dcis() -> None:
 
 async def test_a_dci_that_cannot_be_replaced_now_is_later() -> None:
     async with setting(2, 1, log_streams=1, log_errored=0) as s:
-        with inject.fail("create_qp", 12), inject.slow("query_qp", 0.02):
+        with faults.verb("create_qp", 12), faults.verb("query_qp", delay=0.02):
             with pytest.raises(RetryExceededError):
                 await s.write_bad()
             for _ in range(3):
@@ -417,7 +415,7 @@ async def test_memory_is_kept_while_an_operation_waits() -> None:
     async with setting(2, 1, log_streams=0) as s:
         memory = bytearray(b"12345678")
         mr = await s.device.reg_mr(memory)
-        with inject.hold(s.pool.dcis[0].qp_num):
+        with faults.hold(s.pool.dcis[0]):
             first = s.write(0, 0)
             waits = s.pool.rdma_write(s.peers[1], mr, s.remote[1])
             assert waits.lane is None
@@ -446,7 +444,7 @@ async def test_memory_is_kept_while_an_operation_waits() -> None:
 async def test_closing_flushes_what_is_in_flight_and_ends_what_waits() -> None:
     async with setting(2, 1, log_streams=0, config=QPConfig(max_send_wr=4)) as s:
         with reported() as reports:
-            with inject.hold(s.pool.dcis[0].qp_num):
+            with faults.hold(s.pool.dcis[0]):
                 flying = [s.write(0, 0) for _ in range(4)]
                 waiting = [s.write(i % 2, 0) for i in range(10)]
                 unseen = s.write(1, 0)
@@ -474,7 +472,7 @@ async def test_closing_flushes_what_is_in_flight_and_ends_what_waits() -> None:
 @pytest.mark.parametrize("during", ["query_qp", "create_qp", "destroy_qp"])
 async def test_closing_during_a_recovery(during: str) -> None:
     async with setting(2, 1, log_streams=1, log_errored=0) as s:
-        with inject.slow(during, 0.1):
+        with faults.verb(during, delay=0.1):
             with pytest.raises(RetryExceededError):
                 await s.write_bad()
             waiting = s.write(0, 0)
@@ -493,7 +491,7 @@ async def test_a_device_closes_its_pools() -> None:
         mr = await device.reg_mr(bytearray(64))
         pool = await mlx5.create_dci_pool(device, 1, log_streams=0, config=QPConfig(max_send_wr=2))
         peer = await pool.reach(target.info)
-        with inject.hold(pool.dcis[0].qp_num):
+        with faults.hold(pool.dcis[0]):
             operations = [pool.rdma_write(peer, mr[:8], mr.remote()) for _ in range(6)]
             with anyio.fail_after(SOON):
                 await device.close()
@@ -515,7 +513,7 @@ async def test_a_forgotten_pool_warns_and_is_closed() -> None:
 
 async def test_cancelling_an_await_leaves_the_operation() -> None:
     async with setting(2, 1, log_streams=0) as s:
-        with inject.hold(s.pool.dcis[0].qp_num):
+        with faults.hold(s.pool.dcis[0]):
             flying, waiting = s.write(0, 0), s.write(1, 8)
             for operation in (flying, waiting):
                 with anyio.move_on_after(0.01) as scope:
@@ -531,7 +529,7 @@ async def test_cancelling_an_await_leaves_the_operation() -> None:
 async def test_several_tasks_await_one_operation() -> None:
     async with setting(1, 1, log_streams=0) as s:
         got = []
-        with inject.hold(s.pool.dcis[0].qp_num):
+        with faults.hold(s.pool.dcis[0]):
             operation = s.write(0, 0)
             async with anyio.create_task_group() as tasks:
 
@@ -541,7 +539,7 @@ async def test_several_tasks_await_one_operation() -> None:
                 for _ in range(5):
                     tasks.start_soon(wait)
                 await settle()
-                inject.reset()
+                faults.reset()
         assert len(set(map(id, got))) == 1
 
 

@@ -25,7 +25,7 @@ from aiordma import (
     WrFlushError,
     mlx5,
 )
-from aiordma.emulator import _inject as inject
+from aiordma.emulator import faults
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("leak_check")]
 
@@ -183,7 +183,7 @@ async def test_a_copy_after_another_qps_operation_waits_for_it() -> None:
         engine = numbers.get(other.a.qp_num, engines[0])
         source, target = bytearray(b"after"), bytearray(5)
         async with two.reg_mr(source) as src, two.reg_mr(target) as dst:
-            with inject.hold(other.a.qp_num, "mlx5_0") as release:
+            with faults.hold(other.a) as release:
                 before = other.a.rdma_write(other.local[:8], other.remote)
                 async with anyio.create_task_group() as tasks:
 
@@ -193,7 +193,7 @@ async def test_a_copy_after_another_qps_operation_waits_for_it() -> None:
                     tasks.start_soon(copy)
                     await anyio.sleep(0.03)
                     assert target == bytes(5)
-                    release()
+                    release.stop()
             assert target == source
             failing = other.a.rdma_write(other.local[:8], RemoteBuffer(0, 8, 0xDEAD00))
             with pytest.raises(RemoteAccessError):
@@ -238,7 +238,7 @@ async def test_a_cancelled_copy_posts_no_more_and_keeps_its_buffers() -> None:
     async with pair() as p, mlx5.create_dma_engine(p.device, depth=2, chunk=1000) as engine:
         target = bytearray(20_000)
         mr = await p.device.reg_mr(target)
-        with inject.hold(engine.qp.qp_num):
+        with faults.hold(engine.qp):
             with anyio.move_on_after(0.02) as scope:
                 await engine.copy(mr, p.local[:20_000])
             assert scope.cancelled_caught
@@ -258,7 +258,7 @@ async def test_a_cancelled_copy_posts_no_more_and_keeps_its_buffers() -> None:
 async def test_an_error_is_told_once_and_by_the_copy() -> None:
     async with pair() as p, mlx5.create_dma_engine(p.device, depth=8, chunk=1000) as engine:
         with reported() as reports:
-            with inject.hold(engine.qp.qp_num):
+            with faults.hold(engine.qp):
                 async with anyio.create_task_group() as tasks:
                     errors: list[BaseException] = []
 
@@ -287,7 +287,7 @@ def _to_error(qp: Any) -> None:
 async def test_closing_flushes_what_is_in_flight() -> None:
     async with pair() as p:
         engine = await mlx5.create_dma_engine(p.device)
-        with inject.hold(engine.qp.qp_num):
+        with faults.hold(engine.qp):
             copy = engine.qp.memcpy(p.peer, p.local)
             assert not engine.closed
             await engine.close()
@@ -302,7 +302,7 @@ async def test_closing_flushes_what_is_in_flight() -> None:
 
 async def test_an_engine_that_cannot_be_made_leaves_nothing_behind() -> None:
     async with opened() as device:
-        with inject.fail("modify_qp", 12, state="RTS", count=1), pytest.raises(VerbsError, match="ibv_modify_qp"):
+        with faults.verb("modify_qp", 12, state="RTS", count=1), pytest.raises(VerbsError, match="ibv_modify_qp"):
             await mlx5.create_dma_engine(device)
         await eventually(lambda: device.statistics()["queue_pairs"] == 0)
         with pytest.raises(UsageError, match="depth"):

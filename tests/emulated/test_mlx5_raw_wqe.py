@@ -21,7 +21,7 @@ from aiordma import (
     WrFlushError,
     mlx5,
 )
-from aiordma.emulator import _inject as inject
+from aiordma.emulator import faults
 from aiordma.mlx5 import Wqe
 from aiordma.mlx5.raw_wqe import (
     AtomicSegment,
@@ -178,7 +178,7 @@ async def test_raw_and_normal_requests_are_told_apart() -> None:
 async def test_one_that_fails_is_named_and_takes_the_queue_with_it() -> None:
     async with pair(raw_wqe=True) as p:
         wrong = Wqe(Opcode.RDMA_WRITE, (RaddrSegment(p.remote.addr, 0xDEAD00), DataSegment.of(p.local[:8])))
-        with inject.hold(p.a.qp_num):
+        with faults.hold(p.a):
             first = p.a.post_raw_wqe(wrong)
             second = p.a.post_raw_wqe(Wqe(Opcode.NOP))
         with pytest.raises(RemoteAccessError, match="RAW_WQE"):
@@ -242,7 +242,7 @@ async def test_memory_is_kept_as_long_as_the_wqe_is_under_way() -> None:
         extra = await p.device.reg_mr(bytearray(8))
         wqe = Wqe(Opcode.RDMA_WRITE, (RaddrSegment.of(p.remote), DataSegment.of(mr[0:8])), extra_slices=(extra,))
         assert wqe.slices == (wqe.segments[1].source, extra)  # type: ignore[union-attr]
-        with inject.hold(p.a.qp_num):
+        with faults.hold(p.a):
             done = p.a.post_raw_wqe(wqe)
             closing, also = mr.close(), extra.close()
             await settle()

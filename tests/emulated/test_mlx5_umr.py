@@ -28,7 +28,7 @@ from aiordma import (
     WrFlushError,
     mlx5,
 )
-from aiordma.emulator import _inject as inject
+from aiordma.emulator import faults
 from aiordma.mlx5.raw_wqe import DataSegment, Opcode, RaddrSegment, RawSegment, UmrCtrlSegment
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("leak_check")]
@@ -368,7 +368,7 @@ async def test_a_new_layout_waits_until_nobody_uses_the_old_one() -> None:
     ):
         await connect(c, d)
         await c.register_list(mkey, [p.local[0:8]])
-        with inject.hold(p.a.qp_num) as release:
+        with faults.hold(p.a) as release:
             delayed = p.a.rdma_write(mkey.whole(), p.remote)
             going = c.invalidate(mkey)
             await anyio.sleep(0.05)
@@ -377,7 +377,7 @@ async def test_a_new_layout_waits_until_nobody_uses_the_old_one() -> None:
                 p.a.rdma_write(mkey.whole() if mkey.bound else p.local, p.remote)
             with pytest.raises(UsageError, match="is bound"):
                 c.register_list(mkey, [p.local[100:108]])
-            release()
+            release.stop()
             with anyio.fail_after(SOON):
                 await going
                 await delayed
@@ -447,7 +447,7 @@ async def test_a_layout_that_failed_is_none() -> None:
 async def test_invalidating_twice_is_once() -> None:
     async with pair(max_umr_entries=2) as p, mlx5.create_mkey(p.device, 2) as mkey:
         await p.a.register_list(mkey, [p.local[:8]])
-        with inject.hold(p.a.qp_num):
+        with faults.hold(p.a):
             first, second = p.a.invalidate(mkey), p.a.invalidate(mkey)
             assert first is second
         await second
@@ -526,7 +526,7 @@ async def test_an_mkey_closes_when_nothing_uses_it() -> None:
     async with pair(max_umr_entries=2) as p:
         mkey = await mlx5.create_mkey(p.device, 2)
         await p.a.register_list(mkey, [p.local[:8]])
-        with inject.hold(p.a.qp_num):
+        with faults.hold(p.a):
             write = p.a.rdma_write(mkey.whole(), p.remote)
             closing = mkey.close()
             assert mkey.close() is closing

@@ -12,6 +12,7 @@
  *                                  any of the pairs; default: active, 4096, 4096, ethernet, 16. gids is the size of the
  *                                  GID table
  *   gid PORT INDEX ADDRESS v1|v2 NETDEV
+ *   fault KIND NAME=VALUE ...      a fault on purpose, in force from the start: inject_text.c
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -24,6 +25,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "inject.h"
 
 #define MAX_CONFIG (1u << 20)
 #define DEFAULT_GIDS 16
@@ -98,6 +100,8 @@ struct parser {
 	unsigned nwords;
 	struct emu_world *world; /* filled first, taken over only if all is well */
 	struct emu_device *device;
+	struct inject_rule *faults;
+	uint32_t nfaults;
 };
 
 static bool __attribute__((format(printf, 2, 3))) fail(struct parser *p, const char *fmt, ...)
@@ -328,6 +332,20 @@ static bool parse_global(struct parser *p)
 	return true;
 }
 
+static bool parse_fault(struct parser *p)
+{
+	struct inject_rule *more = realloc(p->faults, (p->nfaults + 1) * sizeof(*more));
+	char why[200] = "";
+
+	if (!more)
+		return fail(p, "out of memory");
+	p->faults = more;
+	if (!inject_parse(&more[p->nfaults], p->words + 1, p->nwords - 1, why, sizeof(why)))
+		return fail(p, "fault: %s", why);
+	p->nfaults++;
+	return true;
+}
+
 static bool parse_line(struct parser *p)
 {
 	static const struct {
@@ -339,7 +357,7 @@ static bool parse_line(struct parser *p)
 		{ "use_uffd", false, parse_global }, { "reach_host", false, parse_global },
 		{ "one_copy", false, parse_global }, { "device", false, parse_device },
 		{ "limit", true, parse_limit },	 { "port", true, parse_port },
-		{ "gid", true, parse_gid },
+		{ "gid", true, parse_gid },	 { "fault", false, parse_fault },
 	};
 
 	for (unsigned i = 0; i < ARRAY_LEN(directives); i++) {
@@ -372,6 +390,14 @@ static bool check_whole(struct parser *p)
 	p->line = 0;
 	if (!p->world->ndevices)
 		return fail(p, "no device");
+	for (uint32_t i = 0; i < p->nfaults; i++) {
+		uint32_t d = 0;
+
+		while (d < p->world->ndevices && strcmp(p->world->devices[d].name, p->faults[i].device))
+			d++;
+		if (*p->faults[i].device && d == p->world->ndevices)
+			return fail(p, "fault: there is no device %s", p->faults[i].device);
+	}
 	for (uint32_t i = 0; i < p->world->ndevices; i++) {
 		struct emu_device *d = &p->world->devices[i];
 		char one[] = "1";
@@ -414,8 +440,10 @@ int emu_config_parse(const char *text, char *error, size_t error_size)
 		emu.use_uffd = p.world->use_uffd;
 		emu.reach_host = p.world->reach_host;
 		emu.one_copy = p.world->one_copy;
+		inject_configure(p.faults, p.nfaults);
 		emu_unlock();
 	}
+	free(p.faults);
 	free(p.world);
 	free(copy);
 	return p.failed ? EINVAL : 0;

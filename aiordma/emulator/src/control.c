@@ -92,5 +92,5 @@ int aiordma_emu_counts(const char *device, uint32_t *counts, uint32_t n)
 /* Raised whenever an exported function or the configuration's language changes. */
 int aiordma_emu_version(void)
 {
-	return 1;
+	return 2;
 }

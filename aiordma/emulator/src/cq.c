@@ -79,7 +79,8 @@ static void put(struct emu_cq *cq, const struct nic_cqe *c)
 
 		err->syndrome = c->syndrome;
 		err->vendor_err_synd = vendor_syndrome(c->syndrome);
-		inject_error_cqe(err);
+		if (unlikely(inject_any()))
+			inject_error_cqe(err);
 	} else {
 		cqe->imm_inval_pkey = c->imm;
 		cqe->byte_cnt = htobe32(c->bytes);
@@ -93,25 +94,35 @@ static void put(struct emu_cq *cq, const struct nic_cqe *c)
 	__atomic_store_n(&cqe->op_own, (uint8_t)(c->op << 4 | (c->solicited ? 2 : 0) | owner), __ATOMIC_RELEASE);
 }
 
+void cq_overrun(struct emu_cq *cq)
+{
+	if (!cq || cq->overrun)
+		return;
+	cq->overrun = true;
+	emu_async_event(cq->o.ctx, IBV_EVENT_CQ_ERR, cq->user_handle, &cq->async_events);
+}
+
+bool cq_put_and_tell(struct emu_cq *cq, const struct nic_cqe *c)
+{
+	put(cq, c);
+	emu_log(EMU_DEBUG, "CQ 0x%x[%u]: op %u wqe op 0x%x qp 0x%x counter %u bytes %u syndrome 0x%x", cq->cqn, cq->pi - 1,
+		c->op, c->wqe_op, c->qpn, c->counter, c->bytes, c->syndrome);
+	if (cq->channel)
+		cq_check_armed(cq);
+	return true;
+}
+
 bool cq_write(struct emu_cq *cq, const struct nic_cqe *c)
 {
 	if (unlikely(!cq || cq->overrun))
 		return false;
 	if (unlikely(full(cq))) {
 		/* IBTA 10.10.2.6 and man ibv_get_async_event: the CQ is in error for good, what didn't fit is lost. */
-		cq->overrun = true;
 		emu_log(EMU_INFO, "%s: CQ 0x%x overrun, %u CQEs", cq->dev->name, cq->cqn, cq->ncqe);
-		emu_async_event(cq->o.ctx, IBV_EVENT_CQ_ERR, cq->user_handle, &cq->async_events);
+		cq_overrun(cq);
 		return false;
 	}
-	inject_before_cqe(cq);
-	put(cq, c);
-	emu_log(EMU_DEBUG, "CQ 0x%x[%u]: op %u wqe op 0x%x qp 0x%x counter %u bytes %u syndrome 0x%x", cq->cqn, cq->pi - 1,
-		c->op, c->wqe_op, c->qpn, c->counter, c->bytes, c->syndrome);
-	if (cq->channel)
-		cq_check_armed(cq);
-	inject_after_cqe();
-	return true;
+	return likely(!inject_any()) ? cq_put_and_tell(cq, c) : inject_cq_write(cq, c);
 }
 
 bool cq_write_for(struct emu_qp *qp, struct emu_cq *cq, const struct nic_cqe *c)

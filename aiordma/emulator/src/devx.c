@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "devx.h"
+#include "inject.h"
 #include "wq.h"
 
 static const struct devx_commands *const all[] = {
@@ -51,10 +52,12 @@ static uint8_t check_and_run(struct devx_call *c)
 
 uint8_t devx_execute(struct devx_call *c)
 {
+	uint32_t syndrome = 0;
 	uint8_t status;
 
 	c->command = devx_find((uint16_t)prm_get(c->in, CMD_OPCODE));
-	status = check_and_run(c);
+	status = inject_devx(c->ctx->dev, (uint16_t)prm_get(c->in, CMD_OPCODE), &syndrome);
+	status = status ? devx_refuse(c, status, syndrome, "a fault on purpose") : check_and_run(c);
 	if (status) {
 		/* A refusal has nothing but its reason in the output. */
 		memset(c->out + 8, 0, MAX(c->outlen, DEVX_OUT) - 8);

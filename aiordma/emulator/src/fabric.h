@@ -15,6 +15,13 @@ struct wire_link;
 /* The longest slice of a message that goes as one request. */
 #define NIC_SLICE (256u * 1024)
 
+/* Opcodes that no WQE has: requests that the receiving end refuses. inject_wqe.c sends them. */
+enum nic_refuse {
+	NIC_REFUSE_INVALID = 0xf0,
+	NIC_REFUSE_ACCESS,
+	NIC_REFUSE_OPERATION,
+};
+
 /* One slice of a request: what its packets say. Payload goes with it, or comes back. */
 struct nic_req {
 	uint8_t opcode; /* MLX5_OPCODE_* */

@@ -68,7 +68,7 @@ static void take_back(struct emu_qp *qp, uint32_t count)
 	n->tx_messages -= count;
 	qp->sq_ci = nth(n, n->nflights)->ci;
 	n->tx_psn = nth(n, n->nflights)->psn;
-	n->decoded = false;
+	n->decoded = 0;
 }
 
 /* The first is from now on the one request that is under way. */

@@ -197,7 +197,7 @@ int emu_hook_ioctl(int fd, unsigned long request, void *arg)
 		return emu_real.ioctl(fd, request, arg);
 	if (!emu_fd_known(fd) && !emu_foreign())
 		emu_node_adopt(fd);
-	if (emu_fd_known(fd) && (error = inject_ioctl(arg)))
+	if (emu_fd_known(fd) && (error = inject_ioctl(fd, arg)))
 		goto out;
 	for (int tries = 0;; tries++) {
 		ctx = lock_context(fd, &error);
@@ -227,7 +227,7 @@ ssize_t emu_hook_write(int fd, const void *buf, size_t len)
 	emu_real_init();
 	if (!emu_fd_known(fd))
 		return emu_real.write(fd, buf, len);
-	error = inject_write(buf, len);
+	error = inject_write(fd, buf, len);
 	if (error) {
 		errno = error;
 		return -1;

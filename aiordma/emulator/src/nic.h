@@ -124,6 +124,8 @@ struct nic_cqe {
 
 /* False: the CQ is in error, or became so by this. */
 bool cq_write(struct emu_cq *, const struct nic_cqe *);
+bool cq_put_and_tell(struct emu_cq *, const struct nic_cqe *); /* there is room */
+void cq_overrun(struct emu_cq *); /* in error for good */
 /* Raises the event that the CQ is armed for, if it is due. True if there was one. */
 bool cq_check_armed(struct emu_cq *);
 /* A CQ in error takes its QPs down: raises IBV_EVENT_QP_FATAL. */
@@ -187,7 +189,7 @@ void recv_parse(struct nic_recv *, const uint8_t *data_segs, uint32_t size);
 
 /* ---------------------------------------------------------------- the data half's part of a QP */
 
-enum emu_stall { STALL_NONE, STALL_ACK, STALL_RNR, STALL_WIRE };
+enum emu_stall { STALL_NONE, STALL_ACK, STALL_RNR, STALL_WIRE, STALL_FAULT /* inject_wqe.c */ };
 
 /* What a QP has under way to another process (ask.c). */
 enum nic_wire_state {
@@ -198,10 +200,17 @@ enum nic_wire_state {
 	WIRE_LOST,    /* the link is gone: no answer will come */
 };
 
+/* How far the WQE at the head of the queue has come. */
+enum nic_wqe_state {
+	WQE_DECODED = 1,
+	WQE_HOLD_DECIDED = 2, /* inject_wqe.c */
+	WQE_DECIDED = 4,
+};
+
 struct nic_qp {
 	struct emu_qp *qp;
 	struct nic_wqe *wqe; /* the one at sq_ci, if decoded */
-	bool decoded;
+	uint8_t decoded; /* enum nic_wqe_state; 0: it isn't */
 	uint8_t decode_error; /* syndrome it will fail with */
 	uint8_t wire;	      /* enum nic_wire_state */
 	uint8_t nflights;     /* flight.c */
@@ -209,6 +218,7 @@ struct nic_qp {
 	bool comm_est;	   /* IBV_EVENT_COMM_EST was raised */
 	uint32_t tx_psn, rx_psn;
 	uint32_t tx_messages, rx_messages; /* 24 bits */
+	uint64_t rx_result; /* of the last atomic, for its answer once more */
 	uint64_t *stream_errors; /* a DCI with streams: a bit for each that is in error */
 	uint32_t nstream_errors;
 	/* fabric.c: where the connection leads */
@@ -230,6 +240,7 @@ struct nic_qp {
 	uint8_t flight_tries; /* timeouts since something was answered */
 	uint32_t flight_first;
 	uint64_t flight_deadline;
+	struct inject_qp *inject; /* inject_wqe.c */
 };
 
 static inline struct nic_qp *nic(const struct emu_qp *qp)
@@ -268,6 +279,11 @@ enum nic_step {
 enum nic_step requester_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 enum nic_step mmo_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 enum nic_step umr_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
+/* The same as requester_step() while rules are in force. */
+enum nic_step inject_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
+/* As if the request at the head of the queue had got no answer, or the receiver had said that it's not ready. */
+enum nic_step requester_lost(struct emu_qp *, uint8_t *syndrome);
+enum nic_step requester_not_ready(struct emu_qp *, uint8_t timer, uint8_t *syndrome);
 
 /* May the WQE be sent behind others that are on their way? */
 bool requester_may_launch(const struct emu_qp *, const struct nic_wqe *);
@@ -362,9 +378,9 @@ void idle_release_writers(void); /* those whose doorbell was the reason */
 bool idle_released_writer(void); /* since this was last asked: a doorbell is on its way */
 
 /* Has it work that its state lets it do? A QP that waits for a timer has not. */
-static inline bool engine_runnable(const struct emu_qp *qp)
+static inline bool engine_runnable(struct emu_qp *qp)
 {
-	if (inject_held(qp))
+	if (inject_any() && !inject_look_(qp))
 		return false;
 	switch (qp->state) {
 	case IBV_QPS_RTS:

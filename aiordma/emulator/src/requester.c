@@ -99,6 +99,16 @@ SELDOM_CALLED static enum nic_step wait_wire(struct emu_qp *qp, uint8_t *syndrom
 	return STEP_WAIT;
 }
 
+enum nic_step requester_lost(struct emu_qp *qp, uint8_t *syndrome)
+{
+	return reliable(qp) ? wait_ack(qp, syndrome) : STEP_DONE;
+}
+
+enum nic_step requester_not_ready(struct emu_qp *qp, uint8_t timer, uint8_t *syndrome)
+{
+	return wait_rnr(qp, timer, syndrome);
+}
+
 static enum nic_step after_reply(struct emu_qp *qp, enum nic_reply reply, uint8_t rnr_timer, uint8_t *syndrome)
 {
 	if (likely(reply == REPLY_ACK)) {
@@ -351,8 +361,6 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 	} else {
 		to = route(qp, w, &req);
 		slice = likely(to.port_num != ROUTE_LINK) ? NIC_SLICE : fabric_slice(to, &req);
-		if (inject_lost(qp))
-			to = (struct nic_route){ .port_num = 0 };
 	}
 	req.last = left <= slice;
 	req.len = req.last ? left : slice;

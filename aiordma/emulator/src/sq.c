@@ -77,7 +77,7 @@ static void retire(struct emu_qp *qp, const struct nic_wqe *w)
 	qp->sq_ci += w->nbb;
 	qp->progress = 0;
 	qp->stall = STALL_NONE;
-	nic(qp)->decoded = false;
+	nic(qp)->decoded = 0;
 }
 
 /* A DCI with streams keeps their faults apart: only what else is on the stream is flushed, until the application resets
@@ -147,7 +147,7 @@ static enum nic_left flush_turn(struct emu_qp *qp, bool *worked)
 {
 	uint32_t done;
 
-	if (inject_held(qp))
+	if (inject_hung(qp))
 		return LEFT_NOTHING;
 	done = sq_flush(qp, TURN_WQES);
 	if (qp->state == IBV_QPS_ERR)
@@ -181,7 +181,7 @@ static enum nic_step run_one(struct emu_qp *qp)
 
 	if (!n->decoded) {
 		n->decode_error = wqe_decode(qp, w);
-		n->decoded = true;
+		n->decoded = WQE_DECODED;
 	}
 	if (unlikely(n->nflights) && (n->decode_error || !requester_may_launch(qp, w)))
 		return STEP_LANDING;
@@ -194,7 +194,7 @@ static enum nic_step run_one(struct emu_qp *qp)
 		retire(qp, w);
 		return STEP_DONE;
 	}
-	step = requester_step(qp, w, &syndrome);
+	step = likely(!inject_any()) ? requester_step(qp, w, &syndrome) : inject_step(qp, w, &syndrome);
 	if (step == STEP_FAIL) {
 		fail_wqe(qp, w, syndrome);
 	} else if (step == STEP_DONE) {
@@ -232,11 +232,9 @@ enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 {
 	if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE)
 		return flush_turn(qp, worked);
-	if (unlikely(nic(qp)->nflights) && !inject_held(qp))
+	if (unlikely(nic(qp)->nflights))
 		flights_land(qp);
 	for (uint32_t i = 0; i < TURN_WQES; i++) {
-		if (inject_held(qp))
-			return LEFT_NOTHING;
 		if (qp->state == IBV_QPS_SQD && !begun(qp))
 			return drained(qp);
 		if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD)
@@ -272,6 +270,7 @@ static void forget(struct emu_qp *qp)
 
 	free(n->wqe);
 	responder_forget(qp);
+	inject_forget(qp);
 	free(n->stream_errors);
 	free(n->flights);
 	free(n);
@@ -344,7 +343,7 @@ static void reset(struct emu_qp *qp)
 	qp->stall = STALL_NONE;
 	qp->progress = 0;
 	qp->sq_draining = 0;
-	n->decoded = false;
+	n->decoded = 0;
 	n->last_wqe_raised = n->comm_est = false;
 	n->route = (struct nic_route){ .port_num = 0 };
 	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
