@@ -4,6 +4,7 @@ import importlib.machinery
 import importlib.util
 import os
 import signal
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,26 @@ BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
     pytest.param(("trio", {}), id="trio"),
 ]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-loop", action="store_true", help="run each async test under one of the event loops only, in turns"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --one-loop, take one backend of each test: which one depends on its name alone."""
+    if not config.getoption("--one-loop"):
+        return
+    chosen, others = [], []
+    for item in items:
+        backend = getattr(item, "callspec", None) and item.callspec.params.get("anyio_backend")
+        name = item.nodeid.partition("[")[0]
+        turn = zlib.crc32(name.encode()) % len(BACKENDS)
+        (chosen if backend is None or backend == BACKENDS[turn].values[0] else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 @pytest.fixture(params=BACKENDS)

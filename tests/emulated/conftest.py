@@ -1,5 +1,8 @@
 """The emulated NIC for every test in this folder, and plain pyverbs objects on it.
 
+Tests marked ``any_device`` also run on the device that the environment variable AIORDMA_DEVICE names; the emulated NIC
+stays away then.
+
 A process has one emulated NIC, and libibverbs looks for devices once it is there: so the whole session shares one
 configuration. A test that needs another one runs a program of its own, with ``run_python``.
 """
@@ -9,8 +12,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from emulated.core import DEVICE, ON_EMULATED, PEER_DEVICE, object_counts
 
 from aiordma import emulator
 from aiordma.emulator import EmulatedDevice, EmulatedPort, EmulatorConfig, Limits
@@ -46,10 +51,30 @@ CONFIG = EmulatorConfig(
 )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On another device than the emulated NIC, only those tests run that say they can."""
+    if ON_EMULATED:
+        return
+    here = Path(__file__).parent
+    chosen, others = [], []
+    for item in items:
+        wanted = not item.path.is_relative_to(here) or (
+            item.get_closest_marker("any_device") and not item.get_closest_marker("emulated_only")
+        )
+        (chosen if wanted else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
+
+
+def pytest_report_header() -> str:
+    return f"RDMA device: {DEVICE}" + (f", peer {PEER_DEVICE}" if PEER_DEVICE else "")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def emulated_nic() -> EmulatorConfig:
-    """Attach the emulated NIC, before anything looks for devices."""
-    emulator.attach(CONFIG)
+    """Attach the emulated NIC, before anything looks for devices; unless another device is to be tested."""
+    if ON_EMULATED:
+        emulator.attach(CONFIG)
     return CONFIG
 
 
@@ -60,7 +85,7 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
     def run(program: str, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program), *arguments],
-            env=os.environ | env,
+            env=os.environ | {"AIORDMA_DEVICE": DEVICE} | env,
             capture_output=True,
             text=True,
             timeout=60,
@@ -75,7 +100,7 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 @pytest.fixture
 def leak_check() -> Iterator[None]:
     """Check that a test leaves as many verbs objects as it found."""
-    names = [d.name for d in CONFIG.devices]
-    before = {name: emulator.object_counts(name) for name in names}
+    names = [d.name for d in CONFIG.devices] if ON_EMULATED else [name for name in (DEVICE, PEER_DEVICE) if name]
+    before = {name: object_counts(name) for name in names}
     yield
-    assert {name: emulator.object_counts(name) for name in names} == before
+    assert {name: object_counts(name) for name in names} == before

@@ -2,8 +2,11 @@
 
 import contextlib
 import gc
+import json
 import logging
+import os
 import re
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +17,21 @@ import sniffio
 from anyio.lowlevel import checkpoint
 
 import aiordma
-from aiordma import Completion, Device, MemoryRegion, QueuePair, RemoteBuffer
+from aiordma import Completion, Device, MemoryRegion, QueuePair, RemoteBuffer, emulator
+
+#: The device that tests run on (see docs/development.md). Those marked ``any_device`` do on any.
+DEVICE = os.environ.get("AIORDMA_DEVICE") or "emulated:mlx5_0"
+#: Another device that DEVICE reaches over a network, or none: then a Pair is of one device.
+PEER_DEVICE = os.environ.get("AIORDMA_PEER_DEVICE") or None
+ON_EMULATED = DEVICE.partition(":")[0] == "emulated"
 
 
 @dataclass
 class Pair:
-    """Two connected QPs of one device; ``a`` is the active one, ``b`` its peer."""
+    """Two connected QPs; ``a`` of ``device`` is the active one, ``b`` of ``other`` its peer. Both may be one device."""
 
     device: Device
+    other: Device
     a: QueuePair
     b: QueuePair
     left: bytearray
@@ -63,25 +73,44 @@ async def connect(a: QueuePair, b: QueuePair) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connected(device: Device, size: int = 1 << 16, **config: Any) -> AsyncIterator[Pair]:
-    """A Pair with ``size`` bytes on each side. The QPs' ``min_rnr_timer`` is short: tests wait for it."""
+async def connected(
+    device: Device, size: int = 1 << 16, *, other: Device | None = None, **config: Any
+) -> AsyncIterator[Pair]:
+    """A Pair with ``size`` bytes on each side, the peer's on ``other`` if that's given.
+
+    The QPs' ``min_rnr_timer`` is short: tests wait for it.
+    """
     left, right = bytearray(size), bytearray(size)
     config.setdefault("min_rnr_timer", 1)
+    other = other or device
     async with (
         device.reg_mr(left) as local,
-        device.reg_mr(right) as peer,
+        other.reg_mr(right) as peer,
         device.create_qp(**config) as a,
-        device.create_qp(**config) as b,
+        other.create_qp(**config) as b,
     ):
         await connect(a, b)
-        yield Pair(device, a, b, left, right, local, peer)
+        yield Pair(device, other, a, b, left, right, local, peer)
 
 
 @contextlib.asynccontextmanager
-async def pair_on_emulated(size: int = 1 << 16, **config: Any) -> AsyncIterator[Pair]:
-    """The same with a device of its own."""
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device, size, **config) as pair:
-        yield pair
+async def open_pair(size: int = 1 << 16, **config: Any) -> AsyncIterator[Pair]:
+    """The same with devices of its own: what tests run on, and that one's peer if there is one."""
+    async with contextlib.AsyncExitStack() as stack:
+        device = await stack.enter_async_context(aiordma.open_device(DEVICE))
+        other = await stack.enter_async_context(aiordma.open_device(PEER_DEVICE)) if PEER_DEVICE else None
+        yield await stack.enter_async_context(connected(device, size, other=other, **config))
+
+
+def object_counts(device: str = DEVICE) -> dict[str, int]:
+    """How many verbs objects of each kind a device has at the moment, the kernel's own among them."""
+    if ON_EMULATED:
+        return emulator.object_counts(device.partition(":")[2] or device)
+    answer = subprocess.run(
+        ["rdma", "-j", "resource", "show", device], capture_output=True, text=True, check=True, timeout=60
+    )
+    (counts,) = json.loads(answer.stdout)
+    return {kind: number for kind, number in counts.items() if isinstance(number, int) and kind != "ifindex"}
 
 
 async def eventually(condition: Callable[[], object]) -> None:

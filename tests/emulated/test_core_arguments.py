@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import Pair, connected, pair_on_emulated
+from emulated.core import DEVICE, Pair, connected, open_pair
 from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.wr import SGE, SendWR
 
@@ -28,7 +28,7 @@ from aiordma import (
     VerbsError,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 NOT_32_BITS = [-1, 1 << 32, "1", 1.0, b"1", [1]]
 NOT_64_BITS = [1 << 64, -(1 << 63) - 1, "1", 1.0, None, b"12345678"]
@@ -113,7 +113,7 @@ def _remote(p: Pair, access: int) -> RemoteBuffer:
 
 
 async def test_every_bad_argument_is_refused_and_nothing_was_posted() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         await p.check()
         before = p.a.statistics(), p.b.statistics()
         inflight = p.local.region.inflight, p.peer.region.inflight
@@ -136,7 +136,7 @@ async def test_every_bad_argument_is_refused_and_nothing_was_posted() -> None:
 
 
 async def test_a_refused_call_with_the_queue_full_posts_nothing_either() -> None:
-    async with pair_on_emulated(max_send_wr=1) as p:
+    async with open_pair(max_send_wr=1) as p:
         blocker = p.block()
         waiting = p.a.rdma_write(p.local[:8], p.remote)
         for _name, error, call in CASES:
@@ -150,7 +150,7 @@ async def test_a_refused_call_with_the_queue_full_posts_nothing_either() -> None
 
 
 async def test_memory_of_another_device_is_refused_by_name() -> None:
-    async with aiordma.open_device("emulated:mlx5_1") as other, pair_on_emulated() as p:
+    async with aiordma.open_device("emulated:mlx5_1") as other, open_pair() as p:
         async with other.reg_mr(bytearray(64)) as foreign:
             for call in (
                 lambda: p.a.send(foreign),
@@ -171,7 +171,7 @@ async def test_memory_of_another_device_is_refused_by_name() -> None:
 
 
 async def test_a_closed_region_is_refused() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         mr = await p.device.reg_mr(bytearray(64))
         batch = p.a.batch()
         batch.rdma_write(mr[:8], p.remote)
@@ -194,7 +194,7 @@ async def test_a_closed_region_is_refused() -> None:
 
 
 async def test_a_closing_region_takes_no_new_work_while_the_old_goes_on() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         mr = await p.device.reg_mr(bytearray(b"12345678"))
         blocker = p.block()
         op = p.a.rdma_write(mr, p.remote, inline=False)
@@ -213,12 +213,12 @@ async def test_a_closing_region_takes_no_new_work_while_the_old_goes_on() -> Non
 
 
 async def test_a_read_only_region_is_no_target() -> None:
-    async with pair_on_emulated() as p, p.device.reg_mr(b"constant", Access.NONE) as mr:
+    async with open_pair() as p, p.device.reg_mr(b"constant", Access.NONE) as mr:
         await p.a.rdma_write(mr, p.remote)
         assert p.right[:8] == b"constant"
         for call in (
             lambda: p.a.rdma_read(mr, p.remote),
-            lambda: p.b.recv(mr),
+            lambda: p.a.recv(mr),
             lambda: p.a.atomic_fetch_add(mr, p.remote, 1),
             lambda: p.a.rdma_read([p.local[:8], mr], p.remote),
         ):
@@ -229,7 +229,7 @@ async def test_a_read_only_region_is_no_target() -> None:
 
 @pytest.mark.parametrize("when", ["closing", "closed"])
 async def test_a_closed_qp_refuses_every_call(when: str) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         batch = p.a.batch()
         batch.rdma_write(p.local[:8], p.remote)
         closing = p.a.close()
@@ -259,7 +259,7 @@ async def test_a_closed_qp_refuses_every_call(when: str) -> None:
 
 
 async def test_before_connect_sends_are_refused_and_receives_are_not() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_qp() as qp:
+    async with aiordma.open_device(DEVICE) as device, device.create_qp() as qp:
         async with device.reg_mr(bytearray(64)) as mr:
             assert qp.state == "INIT"
             remote = mr.remote()
@@ -280,7 +280,7 @@ async def test_before_connect_sends_are_refused_and_receives_are_not() -> None:
 
 
 async def test_connect_checks_the_peer_before_anything_changes() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         async with device.create_qp() as a, device.create_qp() as b, device.create_qp(qp_type="UC") as uc:
             for peer in (None, b.info.to_bytes(), b.info.to_json(), b, 5):
                 with pytest.raises(UsageError, match="QPInfo"):
@@ -298,7 +298,7 @@ async def test_connect_checks_the_peer_before_anything_changes() -> None:
 
 
 async def test_connect_to_a_gid_that_can_not_be_reached_shows_the_table_and_may_be_repeated() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_qp() as a, device.create_qp() as b:
+    async with aiordma.open_device(DEVICE) as device, device.create_qp() as a, device.create_qp() as b:
         elsewhere = replace(b.info, gid=IPv6Address("fe80::1").packed, gid_type=aiordma.GidType.IB)
         with pytest.raises(aiordma.GidError, match="It has"):
             await a.connect(elsewhere)
@@ -321,7 +321,7 @@ async def test_connect_to_a_gid_that_can_not_be_reached_shows_the_table_and_may_
     ],
 )
 async def test_bad_qp_options_are_refused_at_once(options: dict[str, Any]) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises(UsageError, match=next(iter(options))):
             device.create_qp(**options)
         with pytest.raises(UsageError):
@@ -330,7 +330,7 @@ async def test_bad_qp_options_are_refused_at_once(options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("config", [5, {"max_send_wr": 5}, "RC"])
 async def test_a_config_that_is_none_is_refused(config: Any) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises(UsageError, match="QPConfig"):
             device.create_qp(config)
         with pytest.raises(UsageError, match="SharedReceiveQueue"):
@@ -353,14 +353,14 @@ async def test_more_than_the_device_has_is_a_verbs_or_usage_error_and_leaves_not
 
 @pytest.mark.parametrize("options", [{"max_wr": 0}, {"max_wr": 1 << 21}, {"max_sge": 0}, {"max_sge": 33}])
 async def test_bad_srq_sizes_are_refused(options: dict[str, int]) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises(UsageError, match=next(iter(options))):
             device.create_srq(**options)
 
 
 @pytest.mark.parametrize("options", [{"max_wr": "5"}, {"max_sge": None}, {"max_wr": 2.0}])
 async def test_srq_sizes_that_are_no_numbers_are_refused(options: dict[str, Any]) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises((UsageError, TypeError)):
             device.create_srq(**options)
 
@@ -368,8 +368,8 @@ async def test_srq_sizes_that_are_no_numbers_are_refused(options: dict[str, Any]
 @pytest.mark.parametrize("value", [-1, -0.5, 10_001, float("nan"), float("inf")])
 async def test_a_spin_budget_out_of_range_is_refused_before_and_after_there_are_cqs(value: float) -> None:
     with pytest.raises(UsageError, match="spin_us"):
-        await aiordma.open_device("emulated:mlx5_0", spin_us=value)
-    async with aiordma.open_device("emulated:mlx5_0", spin_us=3) as device:
+        await aiordma.open_device(DEVICE, spin_us=value)
+    async with aiordma.open_device(DEVICE, spin_us=3) as device:
         with pytest.raises(UsageError, match="spin_us"):
             device.spin_us = value
         assert device.spin_us == 3
@@ -381,7 +381,7 @@ async def test_a_spin_budget_out_of_range_is_refused_before_and_after_there_are_
 
 
 async def test_a_queue_that_somebody_else_filled_is_an_error_that_says_so_and_nothing_hangs() -> None:
-    async with pair_on_emulated(max_send_wr=16, max_send_sge=1, max_inline_data=0) as p:
+    async with open_pair(max_send_wr=16, max_send_sge=1, max_inline_data=0) as p:
 
         def foreign(count: int) -> int:
             """Work requests past aiordma, which mustn't be; as many as fit."""
@@ -420,7 +420,7 @@ async def test_a_queue_that_somebody_else_filled_is_an_error_that_says_so_and_no
 
 
 async def test_slices_are_checked_before_posting() -> None:
-    async with pair_on_emulated(size=64) as p:
+    async with open_pair(size=64) as p:
         with pytest.raises(UsageError):
             p.local[:65]
         with pytest.raises(UsageError):

@@ -6,16 +6,16 @@ import warnings
 
 import anyio
 import pytest
-from emulated.core import connect, pair_on_emulated, reported
+from emulated.core import DEVICE, connect, open_pair, reported
 
 import aiordma
 from aiordma import ClosedError, Completion, RemoteBuffer, UsageError
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("leak_check")]
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device, pytest.mark.usefixtures("leak_check")]
 
 
 async def test_a_batch_of_nothing_has_completed_at_once() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         for nothing in (p.a.rdma_write_many([]), p.a.rdma_read_many(iter(())), p.a.batch().post()):
             assert nothing.done
             assert (await nothing).status == 0
@@ -28,7 +28,7 @@ async def test_a_batch_of_nothing_has_completed_at_once() -> None:
 
 @pytest.mark.parametrize("depth", [3, 16, 128])
 async def test_a_batch_posted_again_does_the_same_again(depth: int) -> None:
-    async with pair_on_emulated(max_send_wr=depth) as p:
+    async with open_pair(max_send_wr=depth) as p:
         batch = p.a.batch()
         for i in range(40):
             batch.rdma_write(p.local[i : i + 1], p.remote[i : i + 1])
@@ -52,7 +52,7 @@ async def test_a_batch_posted_again_does_the_same_again(depth: int) -> None:
 
 @pytest.mark.parametrize("bad", [0, 1, 9, 19])
 async def test_each_posting_of_a_batch_tells_which_of_it_failed(bad: int) -> None:
-    async with pair_on_emulated(max_send_wr=8) as p:
+    async with open_pair(max_send_wr=8) as p:
         there = RemoteBuffer(p.remote.addr + bad, 8, p.remote.rkey ^ 0x5500)
         batch = p.a.batch()
         for i in range(20):
@@ -67,7 +67,7 @@ async def test_each_posting_of_a_batch_tells_which_of_it_failed(bad: int) -> Non
 
 
 async def test_a_batch_is_posted_again_only_while_its_regions_are_open() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         mr = await p.device.reg_mr(bytearray(64))
         batch = p.a.batch()
         batch.rdma_write(p.local[:8], p.remote)
@@ -81,7 +81,7 @@ async def test_a_batch_is_posted_again_only_while_its_regions_are_open() -> None
 
 
 async def test_a_region_is_held_by_every_work_request_of_a_batch_that_uses_it() -> None:
-    async with pair_on_emulated() as p, contextlib.AsyncExitStack() as stack:
+    async with open_pair() as p, contextlib.AsyncExitStack() as stack:
         mrs = [await stack.enter_async_context(p.device.reg_mr(bytearray(64))) for _ in range(6)]
         block = p.block()
         # One region after the other, in turns, and several in one request.
@@ -107,7 +107,7 @@ async def test_a_region_is_held_by_every_work_request_of_a_batch_that_uses_it() 
 
 
 async def test_a_batch_keeps_memory_that_its_owner_forgot() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         mr = await p.device.reg_mr(bytearray(b"kept" * 16))
         block = p.block()
         done = p.a.rdma_write_many([(mr[i : i + 1], p.remote[i:]) for i in range(64)])
@@ -128,7 +128,7 @@ async def test_a_batch_keeps_memory_that_its_owner_forgot() -> None:
 
 
 async def test_pairs_may_be_anything_that_unpacks_into_two() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.left[:8] = b"abcdefgh"
         pairs = [[p.local[0:2], p.remote[0:2]], iter((p.local[2:4], p.remote[2:4])), (p.local[4:6], p.remote[4:6])]
         await p.a.rdma_write_many(iter(pairs))
@@ -145,7 +145,7 @@ async def test_pairs_may_be_anything_that_unpacks_into_two() -> None:
 
 
 async def test_what_is_wrong_with_a_pair_is_found_before_anything_is_posted() -> None:
-    async with pair_on_emulated() as p, p.device.reg_mr(bytes(64), access=aiordma.Access.NONE) as readonly:
+    async with open_pair() as p, p.device.reg_mr(bytes(64), access=aiordma.Access.NONE) as readonly:
         remote = p.remote
         writable = RemoteBuffer(remote.addr, 8, remote.rkey, int(aiordma.Access.REMOTE_WRITE))
         readable = RemoteBuffer(remote.addr, 8, remote.rkey, int(aiordma.Access.REMOTE_READ))
@@ -171,7 +171,7 @@ async def test_what_is_wrong_with_a_pair_is_found_before_anything_is_posted() ->
 
 async def test_a_batch_is_refused_before_the_qp_is_connected() -> None:
     async with (
-        aiordma.open_device("emulated:mlx5_0") as device,
+        aiordma.open_device(DEVICE) as device,
         device.reg_mr(bytearray(8)) as mr,
         device.create_qp() as a,
         device.create_qp() as b,
@@ -183,7 +183,7 @@ async def test_a_batch_is_refused_before_the_qp_is_connected() -> None:
 
 
 async def test_a_failed_batch_that_nobody_awaits_is_reported_once() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         bad = RemoteBuffer(p.remote.addr, 8, p.remote.rkey ^ 0x5500)
         with reported() as reports:
             p.a.rdma_write_many([(p.local[:8], bad)] * 30)

@@ -12,25 +12,25 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import connect, connected, eventually, pair_on_emulated, settle
+from emulated.core import DEVICE, connect, connected, eventually, object_counts, open_pair, settle
 
 import aiordma
-from aiordma import ClosedError, Completion, WrFlushError, emulator
+from aiordma import ClosedError, Completion, WrFlushError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 
 def _objects() -> int:
-    return sum(emulator.object_counts("mlx5_0").values())
+    return sum(object_counts().values())
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    before = emulator.object_counts("mlx5_0")
+    before = object_counts()
     yield
-    if emulator.object_counts("mlx5_0") != before:
+    if object_counts() != before:
         gc.collect()
-    assert emulator.object_counts("mlx5_0") == before
+    assert object_counts() == before
 
 
 async def _outcome(op: Completion) -> type[BaseException] | None:
@@ -47,7 +47,7 @@ async def _outcome(op: Completion) -> type[BaseException] | None:
 
 @pytest.mark.parametrize("order", list(permutations(["a", "b", "local", "peer"])), ids="-".join)
 async def test_objects_close_in_any_order_with_work_in_flight(order: tuple[str, ...]) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         ops = [p.block(), *(p.a.rdma_write(p.local[:8], p.remote) for _ in range(3)), p.b.recv(p.peer)]
         ops[0].on_finish(lambda: None)
         closings = [getattr(p, name).close() for name in order]
@@ -62,7 +62,7 @@ async def test_objects_close_in_any_order_with_work_in_flight(order: tuple[str, 
 
 
 async def test_a_device_closes_everything_it_owns() -> None:
-    device = await aiordma.open_device("emulated:mlx5_0")
+    device = await aiordma.open_device(DEVICE)
     mrs = [await device.reg_mr(bytearray(100)) for _ in range(5)]
     srq = await device.create_srq()
     qps = [await device.create_qp(srq=srq if i % 2 else None) for i in range(6)]
@@ -78,7 +78,7 @@ async def test_a_device_closes_everything_it_owns() -> None:
 
 
 async def test_closing_twice_is_closing_once() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         mr = await device.reg_mr(bytearray(8))
         srq = await device.create_srq()
         qp = await device.create_qp(srq=srq)
@@ -92,7 +92,7 @@ async def test_closing_twice_is_closing_once() -> None:
 
 
 async def test_async_with_and_close_inside_go_together() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         async with device.reg_mr(bytearray(8)) as mr, device.create_qp() as qp:
             await qp.close()
             await mr.close()
@@ -100,7 +100,7 @@ async def test_async_with_and_close_inside_go_together() -> None:
 
 
 async def test_everything_refuses_to_work_once_the_device_is_closed() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         mr = await device.reg_mr(bytearray(8))
     for call in (lambda: device.reg_mr(bytearray(8)), device.create_qp, device.create_srq, device.events):
         with pytest.raises(ClosedError):
@@ -111,7 +111,7 @@ async def test_everything_refuses_to_work_once_the_device_is_closed() -> None:
 
 
 async def test_an_srq_with_qps_is_not_closed_before_them() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         srq = await device.create_srq()
         qp = await device.create_qp(srq=srq)
         with pytest.raises(aiordma.UsageError, match="close them first"):
@@ -127,7 +127,7 @@ async def test_an_srq_with_qps_is_not_closed_before_them() -> None:
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
 async def test_closing_a_device_while_things_are_made_leaves_nothing(turns: int) -> None:
     for _ in range(5):
-        device = await aiordma.open_device("emulated:mlx5_0")
+        device = await aiordma.open_device(DEVICE)
         pending: list[Any] = [device.reg_mr(bytearray(1 << 16)) for _ in range(3)]
         pending += [device.create_qp() for _ in range(3)]
         pending += [device.create_srq()]
@@ -141,7 +141,7 @@ async def test_closing_a_device_while_things_are_made_leaves_nothing(turns: int)
 
 
 async def test_closing_a_qp_while_it_connects() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for turns in (0, 1, 2, 3):
             a, b = await device.create_qp(), await device.create_qp()
             connecting = a.connect(b.info)
@@ -159,7 +159,7 @@ async def test_closing_a_qp_while_it_connects() -> None:
 
 @pytest.mark.parametrize("who", ["qp", "device"])
 async def test_closing_with_100_requests_in_flight_flushes_them_all(who: str) -> None:
-    async with pair_on_emulated(max_send_wr=32) as p:
+    async with open_pair(max_send_wr=32) as p:
         ops = [p.block()]
         for i in range(99):
             ops.append(p.a.rdma_write(p.local[:8], p.remote, signaled=i % 4 == 0))
@@ -182,19 +182,19 @@ async def test_closing_with_100_requests_in_flight_flushes_them_all(who: str) ->
 
 
 async def test_closing_with_100_blocked_requests_flushes_every_one() -> None:
-    async with pair_on_emulated(max_send_wr=32) as p:
+    async with open_pair(max_send_wr=32) as p:
         ops = [p.block(), *(p.a.rdma_write(p.local[:8], p.remote) for _ in range(99))]
         with anyio.fail_after(20):
             await p.a.close()
         assert [await _outcome(op) for op in ops] == [WrFlushError] * 100
         assert p.local.region.inflight == 0
-        assert p.device.statistics()["queue_pairs"] == 1
+        assert p.device.statistics()["queue_pairs"] == (p.other is p.device)
         with pytest.raises(WrFlushError, match="closed on this side"):
             await ops[0]
 
 
 async def test_a_region_closes_as_soon_as_its_last_work_request_is_over() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         mr = await p.device.reg_mr(bytearray(64))
         p.block()
         p.a.rdma_write(mr, p.remote, inline=False)
@@ -211,7 +211,7 @@ async def test_a_region_closes_as_soon_as_its_last_work_request_is_over() -> Non
 
 
 async def test_tasks_waiting_for_a_peer_that_closes_get_an_error() -> None:
-    async with pair_on_emulated(timeout=8, retry_cnt=1) as p:
+    async with open_pair(timeout=8, retry_cnt=1) as p:
         op = p.block()
         await p.b.close()
         assert await _outcome(op) in (aiordma.RetryExceededError, WrFlushError)
@@ -219,7 +219,7 @@ async def test_tasks_waiting_for_a_peer_that_closes_get_an_error() -> None:
 
 async def test_an_error_is_not_held_up_by_a_receive_that_nobody_sends_to() -> None:
     with anyio.fail_after(20), pytest.raises(ZeroDivisionError):
-        async with pair_on_emulated() as p, p.device.reg_mr(bytearray(64)) as mr:
+        async with open_pair() as p, p.other.reg_mr(bytearray(64)) as mr:
             receive = p.b.recv(mr)
             raise ZeroDivisionError
     assert await _outcome(receive) is WrFlushError
@@ -230,9 +230,9 @@ async def test_waiting_for_a_region_in_use_can_be_cancelled_and_says_what_it_wai
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiordma.memory.SLOW_CLOSE_SECONDS", 0.01)
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         with anyio.move_on_after(0.1) as scope:
-            async with p.device.reg_mr(bytearray(64)) as mr:
+            async with p.other.reg_mr(bytearray(64)) as mr:
                 p.b.recv(mr)
         assert scope.cancelled_caught
         assert mr.closed
@@ -251,7 +251,7 @@ async def test_waiting_for_a_region_in_use_can_be_cancelled_and_says_what_it_wai
 
 async def test_leaving_async_with_cancelled_closes_all_the_same() -> None:
     with anyio.CancelScope() as scope:
-        async with pair_on_emulated() as p:
+        async with open_pair() as p:
             p.block()
             p.a.rdma_write(p.local[:8], p.remote)
             scope.cancel()
@@ -264,7 +264,7 @@ async def test_leaving_async_with_cancelled_closes_all_the_same() -> None:
 
 async def test_leaving_async_with_cancelled_again_and_again_closes_all_the_same() -> None:
     async def use() -> None:
-        async with pair_on_emulated() as p:
+        async with open_pair() as p:
             p.block()
             started.set()
             await anyio.sleep(10)
@@ -281,7 +281,7 @@ async def test_leaving_async_with_cancelled_again_and_again_closes_all_the_same(
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})])
 async def test_a_task_cancelled_many_times_while_it_closes_ends_cancelled_with_all_closed() -> None:
     async def use() -> None:
-        async with pair_on_emulated() as p:
+        async with open_pair() as p:
             p.block()
             started.set()
             await asyncio.sleep(10)
@@ -298,12 +298,12 @@ async def test_a_task_cancelled_many_times_while_it_closes_ends_cancelled_with_a
 
 @pytest.mark.parametrize("what", ["reg_mr", "create_qp", "create_srq", "open_device"])
 async def test_making_something_and_being_cancelled_at_any_moment_leaves_nothing(what: str) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
-        before = emulator.object_counts("mlx5_0")
+    async with aiordma.open_device(DEVICE) as device:
+        before = object_counts()
 
         def make() -> Any:
             if what == "open_device":
-                return aiordma.open_device("emulated:mlx5_0")
+                return aiordma.open_device(DEVICE)
             return getattr(device, what)(*([bytearray(100)] if what == "reg_mr" else []))
 
         for delay in (0, 0.0001, 0.0003, 0.001, 0.002, 0.005) * 5:
@@ -319,11 +319,11 @@ async def test_making_something_and_being_cancelled_at_any_moment_leaves_nothing
             # CQs stay with their device for the next QP.
             return {kind: n for kind, n in counts.items() if kind not in ("cq", "channel", "uar")}
 
-        await eventually(lambda: kinds(emulator.object_counts("mlx5_0")) == kinds(before))
+        await eventually(lambda: kinds(object_counts()) == kinds(before))
 
 
 async def test_what_is_being_made_is_closed_when_its_only_await_is_cancelled_and_kept_when_another_goes_on() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for delay in (0, 0, 0.0002, 0.001, 0.002):
             making = device.reg_mr(bytearray(100))
             delivered = False
@@ -354,7 +354,7 @@ async def test_what_is_being_made_is_closed_when_its_only_await_is_cancelled_and
 
 async def test_an_error_inside_async_with_comes_out_and_all_is_closed() -> None:
     with pytest.raises(ZeroDivisionError):
-        async with pair_on_emulated() as p:
+        async with open_pair() as p:
             p.block()
             raise ZeroDivisionError
     assert _objects() == 0
@@ -365,31 +365,31 @@ async def test_an_error_inside_async_with_comes_out_and_all_is_closed() -> None:
 
 @pytest.mark.parametrize("what", ["MemoryRegion", "QueuePair", "SharedReceiveQueue"])
 async def test_a_forgotten_object_warns_and_is_cleaned_up(what: str) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         make = {
             "MemoryRegion": lambda: device.reg_mr(bytearray(100)),
             "QueuePair": device.create_qp,
             "SharedReceiveQueue": device.create_srq,
         }[what]
         kind = {"MemoryRegion": "mr", "QueuePair": "qp", "SharedReceiveQueue": "srq"}[what]
-        before = emulator.object_counts("mlx5_0")[kind]
+        before = object_counts()[kind]
         thing: Any = await make()
-        assert emulator.object_counts("mlx5_0")[kind] == before + 1
+        assert object_counts()[kind] == before + 1
         with pytest.warns(ResourceWarning, match=f"unclosed <{what}"):
             del thing
             gc.collect()
-        await eventually(lambda: emulator.object_counts("mlx5_0")[kind] == before)
+        await eventually(lambda: object_counts()[kind] == before)
         # In a cycle too, which the garbage collector finds.
         cycle: list[Any] = [await make()]
         cycle.append(cycle)
         with pytest.warns(ResourceWarning, match=f"unclosed <{what}"):
             del cycle
             gc.collect()
-        await eventually(lambda: emulator.object_counts("mlx5_0")[kind] == before)
+        await eventually(lambda: object_counts()[kind] == before)
 
 
 async def test_a_forgotten_qp_in_a_cycle_is_closed_before_its_device() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.block()
         cycle: list[Any] = [await p.device.create_qp()]
         cycle.append(cycle)
@@ -400,7 +400,7 @@ async def test_a_forgotten_qp_in_a_cycle_is_closed_before_its_device() -> None:
 
 
 async def test_a_device_forgotten_on_a_running_loop_warns_and_is_cleaned_up() -> None:
-    device = await aiordma.open_device("emulated:mlx5_0")
+    device = await aiordma.open_device(DEVICE)
     qp = await device.create_qp()
     await qp.close()
     del qp
@@ -414,7 +414,7 @@ async def test_a_device_forgotten_on_a_running_loop_warns_and_is_cleaned_up() ->
 
 
 async def test_an_object_collected_in_another_thread_is_closed_on_its_loop() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         things: list[Any] = [[await device.create_qp(), await device.create_srq(), await device.reg_mr(bytearray(9))]]
 
         def drop() -> None:
@@ -435,11 +435,11 @@ async def test_an_object_collected_in_another_thread_is_closed_on_its_loop() -> 
                 }.items()
             )
         )
-        await eventually(lambda: emulator.object_counts("mlx5_0")["qp"] == 0)
+        await eventually(lambda: object_counts()["qp"] == 0)
 
 
 async def test_a_device_collected_in_another_thread_is_closed_on_its_loop() -> None:
-    devices = [await aiordma.open_device("emulated:mlx5_0")]
+    devices = [await aiordma.open_device(DEVICE)]
     with pytest.warns(ResourceWarning, match="unclosed <Device"):
         thread = threading.Thread(target=devices.pop)
         thread.start()
@@ -452,7 +452,7 @@ async def test_a_device_collected_in_another_thread_is_closed_on_its_loop() -> N
 
 
 async def test_closing_many_qps_at_once_is_no_slower_than_their_flushes() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.reg_mr(bytearray(64)) as mr:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(64)) as mr:
         qps = [await device.create_qp(max_send_wr=4, max_recv_wr=4) for _ in range(60)]
         receives = [qp.recv(mr) for qp in qps]
         before = threading.active_count()
@@ -468,7 +468,7 @@ async def test_opening_and_closing_over_and_over_leaks_nothing() -> None:
     print("seed", seed)
     rng = random.Random(seed)
     for _ in range(15):
-        async with aiordma.open_device("emulated:mlx5_0") as device:
+        async with aiordma.open_device(DEVICE) as device:
             for _ in range(rng.randrange(3)):
                 async with connected(device, max_send_wr=rng.randrange(1, 50)) as p:
                     ops = [p.a.rdma_write(p.local[:8], p.remote) for _ in range(rng.randrange(60))]
@@ -480,7 +480,7 @@ async def test_opening_and_closing_over_and_over_leaks_nothing() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("count", [1, 3, 40])
 async def test_closing_a_region_resolves_unsignalled_requests_that_nothing_signalled_follows(count: int) -> None:
-    async with pair_on_emulated(max_send_wr=16) as p:
+    async with open_pair(max_send_wr=16) as p:
         mr = await p.device.reg_mr(bytearray(64))
         ops = [p.a.rdma_write(mr, p.remote[:64], signaled=False, inline=False) for _ in range(count)]
         with anyio.fail_after(20):

@@ -10,12 +10,12 @@ import weakref
 import anyio
 import pytest
 import trio
-from emulated.core import Pair, connected, eventually, pair_on_emulated, reported, settle
+from emulated.core import DEVICE, Pair, connected, eventually, open_pair, reported, settle
 
 import aiordma
 from aiordma import ClosedError, Completion, RemoteAccessError, RemoteBuffer, WrFlushError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 
 def _bad(p: Pair) -> Completion:
@@ -31,7 +31,7 @@ async def _finished(op: Completion) -> None:
 
 
 async def test_awaiting_gives_the_completion_itself_however_often() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         op = p.a.rdma_write(p.local[:8], p.remote)
         assert await op is op
         assert await op is op
@@ -41,7 +41,7 @@ async def test_awaiting_gives_the_completion_itself_however_often() -> None:
 
 
 async def test_many_tasks_may_await_one_operation() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         blocker = p.block()
         op = p.a.rdma_write(p.local[:8], p.remote)
         got = []
@@ -60,7 +60,7 @@ async def test_many_tasks_may_await_one_operation() -> None:
 
 
 async def test_many_tasks_all_get_the_error() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         op = _bad(p)
         errors = []
 
@@ -83,7 +83,7 @@ async def test_many_tasks_all_get_the_error() -> None:
 
 
 async def test_while_in_flight_there_is_no_result_yet() -> None:
-    async with pair_on_emulated(max_send_wr=2) as p:
+    async with open_pair(max_send_wr=2) as p:
         blocker = p.block()
         ops = [p.a.rdma_write(p.local[:8], p.remote) for _ in range(4)]
         for op in [blocker, *ops]:
@@ -101,7 +101,7 @@ async def test_while_in_flight_there_is_no_result_yet() -> None:
 
 
 async def test_an_operation_nobody_awaits_completes_all_the_same() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         op = p.a.rdma_write(p.local[:8], p.remote)
         await _finished(op)
         receive = p.b.recv(p.peer)
@@ -111,14 +111,14 @@ async def test_an_operation_nobody_awaits_completes_all_the_same() -> None:
 
 
 async def test_an_operation_dropped_at_once_takes_effect() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.left[:8] = b"dropped!"
         p.a.rdma_write(p.local[:8], p.remote)
         await eventually(lambda: p.right[:8] == b"dropped!")
 
 
 async def test_an_await_on_what_has_completed_takes_no_turn_of_the_loop() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         op = await p.a.rdma_write(p.local[:8], p.remote)
         iterator = op.__await__()
         with pytest.raises(StopIteration) as caught:
@@ -127,7 +127,7 @@ async def test_an_await_on_what_has_completed_takes_no_turn_of_the_loop() -> Non
 
 
 async def test_awaits_that_complete_at_once_let_other_tasks_run() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         turns = 0
         stop = False
 
@@ -150,7 +150,7 @@ async def test_awaits_that_complete_at_once_let_other_tasks_run() -> None:
 
 @pytest.mark.parametrize("spin_us", [0, 20, 1000])
 async def test_every_spin_budget_gives_the_same_results(spin_us: float) -> None:
-    async with aiordma.open_device("emulated:mlx5_0", spin_us=spin_us) as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE, spin_us=spin_us) as device, connected(device) as p:
         assert device.spin_us == spin_us
         for i in range(300):
             p.left[:4] = i.to_bytes(4, "big")
@@ -161,7 +161,7 @@ async def test_every_spin_budget_gives_the_same_results(spin_us: float) -> None:
 
 
 async def test_operations_complete_in_the_order_they_were_posted() -> None:
-    async with pair_on_emulated(max_send_wr=8) as p:
+    async with open_pair(max_send_wr=8) as p:
         order: list[int] = []
         ops = []
         for number in range(100):
@@ -178,7 +178,7 @@ async def test_operations_complete_in_the_order_they_were_posted() -> None:
 
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})])
 async def test_completions_work_with_gather_wait_for_and_timeout() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         ops = [p.a.rdma_write(p.local[:8], p.remote) for _ in range(20)]
         assert await asyncio.gather(*ops) == ops
         blocker = p.block()
@@ -199,7 +199,7 @@ async def test_completions_work_with_gather_wait_for_and_timeout() -> None:
 
 @pytest.mark.parametrize("anyio_backend", [("trio", {})])
 async def test_completions_work_in_trio_nurseries_and_scopes() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         blocker = p.block()
         op = p.a.rdma_write(p.local[:8], p.remote)
         with trio.move_on_after(0.01) as scope:
@@ -216,7 +216,7 @@ async def test_completions_work_in_trio_nurseries_and_scopes() -> None:
 
 
 async def test_a_cancelled_await_leaves_the_operation_and_its_other_waiters_alone() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.left[:4] = b"data"
         blocker = p.block()
         op = p.a.rdma_write(p.local[:4], p.remote, inline=False)
@@ -239,7 +239,7 @@ async def test_a_cancelled_await_leaves_the_operation_and_its_other_waiters_alon
 
 
 async def test_cancellation_and_completion_in_the_same_turn_lose_nothing() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         for i in range(200):
             p.left[:4] = i.to_bytes(4, "big")
             op = p.a.rdma_write(p.local[:4], p.remote, inline=False)
@@ -261,7 +261,7 @@ async def test_cancellation_and_completion_in_the_same_turn_lose_nothing() -> No
 
 
 async def test_a_failure_nobody_looks_at_is_reported_once() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         with reported() as reports:
             op = _bad(p)
             await _finished(op)
@@ -272,7 +272,7 @@ async def test_a_failure_nobody_looks_at_is_reported_once() -> None:
 
 @pytest.mark.parametrize("how", ["await", "result", "exception", "await_before", "await_twice", "gather"])
 async def test_a_failure_that_was_looked_at_is_not_reported(how: str) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         with reported() as reports:
             op = _bad(p)
             if how == "await_before":
@@ -305,7 +305,7 @@ async def test_a_failure_that_was_looked_at_is_not_reported(how: str) -> None:
 
 
 async def test_a_failure_whose_only_await_was_cancelled_is_reported() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         with reported() as reports:
             p.block()
             op = _bad(p)
@@ -321,7 +321,7 @@ async def test_a_failure_whose_only_await_was_cancelled_is_reported() -> None:
 
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})])
 async def test_a_failure_whose_waiter_is_cancelled_in_the_same_turn_is_reported() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         with reported() as reports:
             p.block()
             op = _bad(p)
@@ -345,7 +345,7 @@ async def test_a_failure_whose_waiter_is_cancelled_in_the_same_turn_is_reported(
 
 async def test_successes_and_flushes_of_closing_are_not_reported() -> None:
     with reported() as reports:
-        async with pair_on_emulated(max_send_wr=4) as p:
+        async with open_pair(max_send_wr=4) as p:
             for _ in range(5):
                 p.a.rdma_write(p.local[:8], p.remote)
             await p.a.wait_idle()
@@ -359,7 +359,7 @@ async def test_successes_and_flushes_of_closing_are_not_reported() -> None:
 
 
 async def test_an_error_of_a_posting_call_is_raised_there_and_not_reported_again() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         with reported() as reports:
             for _ in range(3):
                 with pytest.raises(aiordma.UsageError):
@@ -372,7 +372,7 @@ async def test_an_error_of_a_posting_call_is_raised_there_and_not_reported_again
 
 
 async def test_a_remote_access_error_names_the_rkey_and_leaves_other_qps_working() -> None:
-    async with pair_on_emulated() as p, connected(p.device) as other:
+    async with open_pair() as p, connected(p.device) as other:
         bad = RemoteBuffer(p.remote.addr, 64, p.remote.rkey ^ 0x5A00)
         for start in (
             lambda: p.a.rdma_write(p.local[:8], bad),
@@ -393,7 +393,7 @@ async def test_a_remote_access_error_names_the_rkey_and_leaves_other_qps_working
 
 
 async def test_what_follows_a_failure_is_flushed_and_names_what_failed_first() -> None:
-    async with pair_on_emulated(max_send_wr=4) as p:
+    async with open_pair(max_send_wr=4) as p:
         failing = _bad(p)
         ops = [p.a.rdma_write(p.local[:8], p.remote) for _ in range(20)]
         with pytest.raises(RemoteAccessError):
@@ -406,7 +406,7 @@ async def test_what_follows_a_failure_is_flushed_and_names_what_failed_first() -
 
 
 async def test_a_write_outside_the_region_fails_although_the_rkey_is_right() -> None:
-    async with pair_on_emulated(size=4096) as p:
+    async with open_pair(size=4096) as p:
         beyond = RemoteBuffer(p.remote.addr + 4090, 8, p.remote.rkey)
         with pytest.raises(RemoteAccessError):
             await p.a.rdma_write(p.local[:8], beyond)
@@ -414,14 +414,14 @@ async def test_a_write_outside_the_region_fails_although_the_rkey_is_right() -> 
 
 
 async def test_a_peer_without_a_receive_fails_after_the_retries_it_allows() -> None:
-    async with pair_on_emulated(rnr_retry=2) as p:
+    async with open_pair(rnr_retry=2) as p:
         with pytest.raises(aiordma.RnrRetryExceededError) as caught:
             await p.a.send(p.local[:8])
         assert isinstance(caught.value, ConnectionError)
 
 
 async def test_a_peer_that_is_gone_fails_with_retry_exceeded() -> None:
-    async with pair_on_emulated(timeout=8, retry_cnt=1) as p:
+    async with open_pair(timeout=8, retry_cnt=1) as p:
         await p.b.close()
         with pytest.raises(aiordma.RetryExceededError):
             await p.a.rdma_write(p.local[:8], p.remote)
@@ -434,7 +434,7 @@ async def test_a_buffer_dropped_while_its_work_request_is_in_flight_stays_alive(
     class Buffer(bytearray):
         pass
 
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         source = Buffer(b"keep me alive until the device has read me" * 100)
         expected = bytes(source)
         gone = weakref.ref(source)
@@ -461,7 +461,7 @@ async def test_a_buffer_dropped_while_its_work_request_is_in_flight_stays_alive(
 
 
 async def test_a_completion_lets_go_of_its_buffers_when_it_is_over() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         mr = await p.device.reg_mr(bytearray(100))
         before = sys.getrefcount(mr)
         ops = [p.a.rdma_write(mr, p.remote) for _ in range(10)]
@@ -474,7 +474,7 @@ async def test_a_completion_lets_go_of_its_buffers_when_it_is_over() -> None:
 
 
 async def test_a_qp_with_work_in_flight_finishes_it_when_the_completion_is_dropped() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         op = p.block()
         del op
         await settle()
@@ -485,7 +485,7 @@ async def test_a_qp_with_work_in_flight_finishes_it_when_the_completion_is_dropp
 
 
 async def test_operations_in_flight_when_their_qp_closes_all_end() -> None:
-    async with pair_on_emulated(max_send_wr=8) as p:
+    async with open_pair(max_send_wr=8) as p:
         ops = [p.block(), *(p.a.rdma_write(p.local[:8], p.remote, signaled=i % 3 == 0) for i in range(50))]
         receives = [p.a.recv(p.local) for _ in range(5)]
         ended = []

@@ -12,21 +12,21 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import SocketStream
-from emulated.core import settle
+from emulated.core import DEVICE, settle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aiordma
 from aiordma import ClosedError, Device, ExchangeError, QueuePair, UsageError, exchange
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 HOST = "127.0.0.1"
 
 
 @asynccontextmanager
 async def _device() -> AsyncIterator[Device]:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         yield device
 
 

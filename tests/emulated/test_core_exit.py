@@ -6,6 +6,9 @@ import sys
 import textwrap
 
 import pytest
+from emulated.core import DEVICE
+
+pytestmark = pytest.mark.any_device
 
 PROLOGUE = """
     import asyncio, gc, os, sys, threading
@@ -13,7 +16,7 @@ PROLOGUE = """
     from aiordma import emulator
 
     async def open_all(device=None):
-        device = device or await aiordma.open_device("emulated")
+        device = device or await aiordma.open_device(os.environ["AIORDMA_DEVICE"])
         mrs = [await device.reg_mr(bytearray(4096)) for _ in range(3)]
         srq = await device.create_srq()
         a, b, c = await device.create_qp(), await device.create_qp(), await device.create_qp(srq=srq)
@@ -144,7 +147,7 @@ PROGRAMS: dict[str, tuple[str, int, list[str] | None]] = {
         """
         async def main():
             global device, making
-            device = await aiordma.open_device("emulated")
+            device = await aiordma.open_device(os.environ["AIORDMA_DEVICE"])
             making = [device.reg_mr(bytearray(100)), device.create_qp(), device.create_srq()]
         run(main)
         """,
@@ -155,7 +158,7 @@ PROGRAMS: dict[str, tuple[str, int, list[str] | None]] = {
         """
         async def main():
             global opening
-            opening = aiordma.open_device("emulated")
+            opening = aiordma.open_device(os.environ["AIORDMA_DEVICE"])
         run(main)
         """,
         0,
@@ -248,7 +251,7 @@ def test_a_process_ends_well_with_everything_open(name: str, kind: str) -> None:
     program, status, named = PROGRAMS[name]
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", textwrap.dedent(PROLOGUE) + textwrap.dedent(program), kind],
-        env={**os.environ, "AIORDMA_DEVICE": ""},
+        env={**os.environ, "AIORDMA_DEVICE": DEVICE},
         capture_output=True,
         text=True,
         timeout=60,
@@ -299,7 +302,7 @@ def test_a_fork_child_that_ends_like_any_process_leaves_its_parents_work_alone()
     """
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", textwrap.dedent(PROLOGUE) + textwrap.dedent(program), "asyncio"],
-        env={**os.environ, "AIORDMA_DEVICE": ""},
+        env={**os.environ, "AIORDMA_DEVICE": DEVICE},
         capture_output=True,
         text=True,
         timeout=60,

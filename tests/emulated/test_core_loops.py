@@ -16,10 +16,12 @@ import anyio
 import pytest
 import trio
 import uvloop
-from emulated.core import Pair, connect, connected, pair_on_emulated
+from emulated.core import DEVICE, Pair, connect, connected, open_pair
 
 import aiordma
 from aiordma import ForkError, WrongLoopError
+
+pytestmark = pytest.mark.any_device
 
 RUNNERS: dict[str, Callable[[Callable[[], Awaitable[Any]]], Any]] = {
     "asyncio": lambda main: asyncio.run(main()),  # type: ignore[arg-type]
@@ -51,7 +53,7 @@ def _calls(p: Pair) -> dict[str, Callable[[], object]]:
 
 @pytest.mark.anyio
 async def test_every_call_from_another_thread_is_refused_and_changes_nothing() -> None:
-    async with pair_on_emulated() as p, p.device.create_qp() as fresh:
+    async with open_pair() as p, p.device.create_qp() as fresh:
         calls = _calls(p)
         calls["connect"] = lambda: fresh.connect(p.a.info)
         op = p.block()
@@ -83,12 +85,12 @@ async def test_every_call_from_another_thread_is_refused_and_changes_nothing() -
 def test_a_device_is_refused_on_another_loop_than_its_own(outer: str, inner: str) -> None:
     async def open_() -> tuple[Pair, Any]:
         # No context manager: the loop would close it at its end.
-        device = await aiordma.open_device("emulated:mlx5_0")
+        device = await aiordma.open_device(DEVICE)
         left, right = bytearray(64), bytearray(64)
         mrs = await device.reg_mr(left), await device.reg_mr(right)
         qps = await device.create_qp(), await device.create_qp()
         await connect(*qps)
-        p = Pair(device, *qps, left, right, *mrs)
+        p = Pair(device, device, *qps, left, right, *mrs)
         return p, p.block()
 
     p, op = RUNNERS[outer](open_)
@@ -113,12 +115,12 @@ def test_a_device_is_refused_on_another_loop_than_its_own(outer: str, inner: str
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_nothing_is_posted_when_the_loop_has_ended(kind: str) -> None:
     async def open_() -> Pair:
-        device = await aiordma.open_device("emulated:mlx5_0")
+        device = await aiordma.open_device(DEVICE)
         left, right = bytearray(b"x" * 64), bytearray(64)
         mrs = await device.reg_mr(left), await device.reg_mr(right)
         qps = await device.create_qp(), await device.create_qp()
         await connect(*qps)
-        return Pair(device, *qps, left, right, *mrs)
+        return Pair(device, device, *qps, left, right, *mrs)
 
     p = RUNNERS[kind](open_)
     for name, call in _calls(p).items():
@@ -134,7 +136,7 @@ def test_nothing_is_posted_when_the_loop_has_ended(kind: str) -> None:
 
 def test_without_a_loop_there_is_no_device() -> None:
     with pytest.raises(WrongLoopError, match="no event loop"):
-        aiordma.open_device("emulated:mlx5_0")
+        aiordma.open_device(DEVICE)
 
 
 @pytest.mark.parametrize("kinds", [("asyncio", "trio"), ("uvloop", "uvloop"), ("asyncio", "uvloop", "trio")])
@@ -143,7 +145,7 @@ def test_loops_in_several_threads_work_at_the_same_time(kinds: tuple[str, ...]) 
     errors: list[str] = []
 
     async def work() -> None:
-        async with pair_on_emulated(max_send_wr=8) as p:
+        async with open_pair(max_send_wr=8) as p:
             barrier.wait()
             for i in range(300):
                 p.left[:8] = i.to_bytes(8, "little")
@@ -173,7 +175,7 @@ def test_loops_in_several_threads_work_at_the_same_time(kinds: tuple[str, ...]) 
 
 @pytest.mark.anyio
 async def test_two_devices_on_one_loop_talk_to_each_other() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as one, aiordma.open_device("emulated:mlx5_0") as two:
+    async with aiordma.open_device(DEVICE) as one, aiordma.open_device(DEVICE) as two:
         async with one.create_qp() as a, two.create_qp() as b:
             async with one.reg_mr(bytearray(b"to the other")) as source, two.reg_mr(bytearray(12)) as sink:
                 await a.connect(b.info)
@@ -191,7 +193,7 @@ async def test_device_to_device_across_loops_in_two_threads() -> None:
     errors: list[str] = []
 
     async def peer() -> None:
-        async with aiordma.open_device("emulated:mlx5_0") as device, device.create_qp() as qp:
+        async with aiordma.open_device(DEVICE) as device, device.create_qp() as qp:
             async with device.reg_mr(bytearray(64)) as mr:
                 receive = qp.recv(mr)
                 from_peer.extend([qp.info, mr.remote()])
@@ -211,7 +213,7 @@ async def test_device_to_device_across_loops_in_two_threads() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_qp() as qp:
+    async with aiordma.open_device(DEVICE) as device, device.create_qp() as qp:
         async with device.reg_mr(bytearray(64)) as mr:
             await anyio.to_thread.run_sync(ready.wait)
             to_peer.extend([qp.info, mr.remote()])
@@ -264,7 +266,7 @@ def _in_child(fn: Callable[[], None], *, hard: bool) -> int:
 @pytest.mark.parametrize("hard", [True, False], ids=["_exit", "exit"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 async def test_a_fork_child_can_use_nothing_of_its_parents_and_does_not_disturb_it(hard: bool) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         blocker = p.block()
         op = p.a.rdma_write(p.local[:8], p.remote)
         calls = _calls(p)
@@ -298,7 +300,7 @@ async def test_a_fork_child_can_use_nothing_of_its_parents_and_does_not_disturb_
 @pytest.mark.anyio
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 async def test_a_fork_child_that_drops_everything_closes_nothing_of_its_parents() -> None:
-    holder = [pair_on_emulated()]
+    holder = [open_pair()]
     p = await holder[0].__aenter__()
     try:
         p.block()
@@ -321,7 +323,7 @@ async def test_a_fork_child_that_drops_everything_closes_nothing_of_its_parents(
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_child_opens_a_device_of_its_own() -> None:
     async def work() -> None:
-        async with pair_on_emulated() as p:
+        async with open_pair() as p:
             await p.check()
 
     asyncio.run(work())

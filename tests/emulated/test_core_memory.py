@@ -11,12 +11,12 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
-from emulated.core import connected
+from emulated.core import DEVICE, connected
 
 import aiordma
 from aiordma import Access, AccessFlagsError, BufferAccessError, UsageError, VerbsError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 DTYPES = ["u1", "i2", "f2", "f4", "f8", "c16", "?", ">i4", "S5", "M8[ns]", [("a", "i4"), ("b", "f8")]]
 
@@ -42,7 +42,7 @@ def _sources() -> dict[str, tuple[Any, int]]:
 @pytest.mark.parametrize("name", _sources())
 async def test_every_writable_buffer_can_be_registered_and_transferred(name: str) -> None:
     source, size = _sources()[name]
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         async with device.reg_mr(source) as mr:
             assert (len(mr), mr.length, mr.offset) == (size, size, 0)
             with memoryview(source).cast("B") if not _is_2d(source) else mr.view() as view:
@@ -65,7 +65,7 @@ def _is_2d(source: Any) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 async def test_numpy_arrays_of_any_dtype_are_their_bytes(dtype: Any) -> None:
     array_ = np.zeros(20, dtype=dtype)
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         async with device.reg_mr(array_) as mr:
             assert len(mr) == array_.nbytes
             p.right[:] = b"\x01" * len(p.right)
@@ -77,7 +77,7 @@ async def test_numpy_arrays_of_any_dtype_are_their_bytes(dtype: Any) -> None:
 async def test_torch_cpu_tensors_are_their_memory(dtype: str) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros((4, 5), dtype=getattr(torch, dtype))
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         async with device.reg_mr(tensor) as mr:
             assert mr.addr == tensor.data_ptr()
             assert len(mr) == tensor.numel() * tensor.element_size()
@@ -97,7 +97,7 @@ async def test_torch_cpu_tensors_are_their_memory(dtype: str) -> None:
     ids=["bytes", "memoryview", "readonly-view", "numpy"],
 )
 async def test_read_only_memory_is_refused_as_a_target_and_taken_as_a_source(source: Any) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         for access in (Access.ALL, Access.LOCAL_WRITE):
             with pytest.raises(BufferAccessError, match=r"read-only.*Access\.NONE"):
                 device.reg_mr(source, access)
@@ -120,7 +120,7 @@ async def test_read_only_memory_is_refused_as_a_target_and_taken_as_a_source(sou
     ids=["memoryview", "columns", "transposed", "strided", "fortran"],
 )
 async def test_memory_with_holes_is_refused_with_what_to_do(source: Any) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for access in (Access.ALL, Access.NONE):
             with pytest.raises(BufferAccessError, match="contiguous"):
                 device.reg_mr(source, access)
@@ -128,28 +128,28 @@ async def test_memory_with_holes_is_refused_with_what_to_do(source: Any) -> None
 
 @pytest.mark.parametrize("source", [None, 5, "text", [1, 2], object(), 1.0, {1}, range(5)], ids=repr)
 async def test_what_is_no_buffer_is_refused_by_type(source: Any) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises(BufferAccessError, match=type(source).__name__):
             device.reg_mr(source)
 
 
 @pytest.mark.parametrize("source", [bytearray(), b"", np.zeros(0), memoryview(bytearray(5))[5:]], ids=str)
 async def test_empty_memory_is_refused(source: Any) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises(UsageError, match="empty"):
             device.reg_mr(source, Access.NONE)
 
 
 async def test_an_object_array_is_refused() -> None:
     # Its memory holds pointers of this interpreter: a peer that writes there would end the process.
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises(BufferAccessError, match=r"object|pointers"):
             device.reg_mr(np.array([object(), None], dtype=object))
 
 
 @pytest.mark.parametrize("access", [Access.REMOTE_WRITE, Access.REMOTE_ATOMIC, 1 << 30, -1, "all", Access.ZERO_BASED])
 async def test_flags_that_no_device_takes_are_refused_at_once(access: Any) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         buffer = bytearray(64)
         with pytest.raises(AccessFlagsError):
             device.reg_mr(buffer, access)
@@ -180,7 +180,7 @@ async def test_more_regions_than_the_device_has_is_a_verbs_error_and_the_others_
 
 
 async def test_a_registered_buffer_can_not_move_or_go() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         buffer, file, numbers = bytearray(64), mmap.mmap(-1, 4096), array.array("i", [1, 2])
         mrs = [await device.reg_mr(thing) for thing in (buffer, file, numbers)]
         with pytest.raises(BufferError):
@@ -197,7 +197,7 @@ async def test_a_registered_buffer_can_not_move_or_go() -> None:
 
 
 async def test_memory_whose_owner_dropped_it_stays_while_it_is_registered() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         async with device.reg_mr(np.full(10_000, 7, dtype=np.uint8)) as mr:
             clutter = [np.zeros(10_000, dtype=np.uint8) for _ in range(20)]
             await p.a.rdma_write(mr, p.remote)
@@ -206,7 +206,7 @@ async def test_memory_whose_owner_dropped_it_stays_while_it_is_registered() -> N
 
 
 async def test_a_view_outlives_its_region_without_touching_freed_memory() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         mr = await device.reg_mr(bytearray(b"still here"))
         view = mr.view()
         await mr.close()
@@ -218,7 +218,7 @@ async def test_a_view_outlives_its_region_without_touching_freed_memory() -> Non
 
 async def test_one_buffer_may_be_registered_several_times_with_keys_of_their_own() -> None:
     buffer = bytearray(64)
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         async with device.reg_mr(buffer) as first, device.reg_mr(buffer, Access.REMOTE_READ) as second:
             assert first.lkey != second.lkey
             assert first.addr == second.addr
@@ -231,7 +231,7 @@ async def test_one_buffer_may_be_registered_several_times_with_keys_of_their_own
 
 
 async def test_many_registrations_at_once_all_come_and_go() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         buffers = [bytearray(100 + i) for i in range(200)]
         mrs = []
 
@@ -256,7 +256,7 @@ async def _close(mr: aiordma.MemoryRegion) -> None:
 
 
 async def test_a_stale_key_is_refused_by_the_device() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         mr = await device.reg_mr(bytearray(64))
         remote = mr.remote()
         await mr.close()
@@ -266,7 +266,7 @@ async def test_a_stale_key_is_refused_by_the_device() -> None:
 
 async def test_registering_a_gigabyte_leaves_the_loop_running() -> None:
     file = mmap.mmap(-1, 1 << 30)
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         turns = 0
 
         async def tick() -> None:
@@ -287,7 +287,7 @@ async def test_registering_a_gigabyte_leaves_the_loop_running() -> None:
 async def test_pyverbs_regions_can_be_wrapped_and_pyverbs_can_import_ours() -> None:
     from pyverbs.mr import MR
 
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         theirs = MR(device.pd, 4096, int(Access.ALL))
         wrapped = device.wrap_mr(theirs, Access.ALL)
         theirs.write("hello", 5)

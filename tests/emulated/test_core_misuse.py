@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 import pytest
 import pyverbs.enums as e
-from emulated.core import connected, pair_on_emulated
+from emulated.core import DEVICE, connected, open_pair
 from pyverbs.device import DM, AllocDmAttr
 from pyverbs.mr import DMMR, MR
 from pyverbs.pd import PD
@@ -21,11 +21,11 @@ from pyverbs.pd import PD
 import aiordma
 from aiordma import Access, BufferAccessError, ClosedError, RemoteBuffer, UsageError, mlx5
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 
 async def test_closing_waits_for_queries_of_the_state() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for _ in range(50):
             qp = await device.create_qp()
             queries = [qp.query_state() for _ in range(8)]
@@ -34,7 +34,7 @@ async def test_closing_waits_for_queries_of_the_state() -> None:
 
 
 async def test_closing_waits_for_the_arming_of_a_limit() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for _ in range(20):
             srq = await device.create_srq()
             srq.recv(None)
@@ -50,7 +50,7 @@ async def test_closing_waits_for_the_arming_of_a_limit() -> None:
 
 
 async def test_an_srq_outlives_what_is_being_made_for_it() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for create in (
             lambda srq: device.create_qp(srq=srq),
             lambda srq: mlx5.create_qp(device, srq=srq, max_umr_entries=4),
@@ -70,7 +70,7 @@ async def test_an_srq_outlives_what_is_being_made_for_it() -> None:
 
 
 async def test_an_srq_with_a_dc_target_stays_open() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_srq() as srq:
+    async with aiordma.open_device(DEVICE) as device, device.create_srq() as srq:
         async with mlx5.create_dc_target(device, srq):
             with pytest.raises(UsageError, match="still use this SRQ"):
                 srq.close()
@@ -79,7 +79,7 @@ async def test_an_srq_with_a_dc_target_stays_open() -> None:
 
 
 async def test_the_state_of_a_qp_whose_pyverbs_object_is_closed_cannot_be_asked() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         qp, srq = await device.create_qp(), await device.create_srq()
         qp.pyverbs.close()
         with pytest.raises(ClosedError, match="pyverbs"):
@@ -90,7 +90,7 @@ async def test_the_state_of_a_qp_whose_pyverbs_object_is_closed_cannot_be_asked(
 
 
 async def test_nothing_of_a_device_can_be_copied_or_pickled() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         srq = await p.device.create_srq()
         mkey = await mlx5.create_mkey(p.device, 4)
         target = await mlx5.create_dc_target(p.device, srq)
@@ -112,7 +112,7 @@ async def test_nothing_of_a_device_can_be_copied_or_pickled() -> None:
 
 
 async def test_what_has_no_device_of_its_own_can_be_copied() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         for thing in (p.remote, p.a.info, p.a.config, p.device.gid):
             assert copy.copy(thing) == copy.deepcopy(thing) == pickle.loads(pickle.dumps(thing)) == thing
 
@@ -136,7 +136,7 @@ async def test_an_object_that_was_never_made_raises(cls: type[Any]) -> None:
 
 
 async def test_a_callback_may_end_the_queue_whose_completions_are_being_handled() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device) as p:
         for _ in range(10):
             p.a.rdma_write(p.local[:8], p.remote, signaled=False).on_finish(p.a.close_now)
         with pytest.raises(ClosedError):
@@ -144,7 +144,7 @@ async def test_a_callback_may_end_the_queue_whose_completions_are_being_handled(
 
 
 async def test_a_callback_may_end_the_device_whose_completions_are_being_handled() -> None:
-    device = await aiordma.open_device("emulated:mlx5_0")
+    device = await aiordma.open_device(DEVICE)
     mr, a, b = await device.reg_mr(bytearray(64)), await device.create_qp(), await device.create_qp()
     await a.connect(b.info)
     await b.connect(a.info)
@@ -168,7 +168,7 @@ class _TwoFaced(list[Any]):
 
 
 async def test_a_list_that_changes_while_it_is_looked_at_does_no_harm() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.local.view()[:8] = b"12345678"
         batch = p.a.batch()
         batch.rdma_write(_TwoFaced(p.local[:8], b"no memory"), p.remote)
@@ -184,7 +184,7 @@ async def test_a_list_that_changes_while_it_is_looked_at_does_no_harm() -> None:
 
 
 async def test_wrap_mr_refuses_what_is_no_open_mr_of_the_pd() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         with pytest.raises(UsageError, match="bytes"):
             device.wrap_mr(b"x", Access.NONE)
         closed = MR(device.pd, 64, e.IBV_ACCESS_LOCAL_WRITE)
@@ -196,7 +196,7 @@ async def test_wrap_mr_refuses_what_is_no_open_mr_of_the_pd() -> None:
 
 
 async def test_device_memory_is_left_to_the_device() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         access = Access.ALL | Access.ZERO_BASED
         with DM(p.device.context, AllocDmAttr(length=64)) as dm, DMMR(p.device.pd, 64, access, dm, 0) as mr:
             dm.copy_to_dm(0, b"on board", 8)
@@ -214,7 +214,7 @@ async def test_memory_that_is_gone_is_called_so() -> None:
     released, closed = memoryview(bytearray(8)), mmap.mmap(-1, 4096)
     released.release()
     closed.close()
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         for gone in (released, closed):
             with pytest.raises(BufferAccessError, match="has no memory any more"):
                 p.device.reg_mr(gone)
@@ -231,7 +231,7 @@ class _Other(ctypes.Structure):
 
 
 async def test_pointers_to_objects_inside_ctypes_are_found() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for holder in ((ctypes.py_object * 4)(), _Holder(), (_Holder * 2)()):
             with pytest.raises(BufferAccessError, match="Python objects"):
                 device.reg_mr(holder)
@@ -240,7 +240,7 @@ async def test_pointers_to_objects_inside_ctypes_are_found() -> None:
 
 
 async def test_numbers_of_numpy_are_numbers() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         remote = RemoteBuffer(np.uint64(p.remote.addr), np.int64(64), np.uint32(p.remote.rkey))
         receive = p.b.recv(None)
         await p.a.rdma_write(b"x", remote, imm=np.uint32(7))
@@ -253,7 +253,7 @@ async def test_numbers_of_numpy_are_numbers() -> None:
 
 
 async def test_no_layout_on_an_mkey_that_is_being_closed() -> None:
-    async with pair_on_emulated() as p, mlx5.create_qp(p.device, max_umr_entries=4) as qp:
+    async with open_pair() as p, mlx5.create_qp(p.device, max_umr_entries=4) as qp:
         await qp.connect(qp.info)
         mkey = await mlx5.create_mkey(p.device, 4)
         closing = mkey.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import connected, eventually, pair_on_emulated
+from emulated.core import DEVICE, connected, eventually, open_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from aiordma import (
     WrFlushError,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 # enum ibv_wc_opcode
 WC_SEND, WC_RDMA_WRITE, WC_RDMA_READ, WC_COMP_SWAP, WC_FETCH_ADD = range(5)
@@ -30,7 +30,7 @@ MASK64 = (1 << 64) - 1
 
 
 async def test_send_arrives_in_the_posted_receive_and_only_there() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.local.view()[:11] = b"hello world"
         receive = p.b.recv(p.peer[100:200])
         sent = await p.a.send(p.local[:11])
@@ -45,7 +45,7 @@ async def test_send_arrives_in_the_posted_receive_and_only_there() -> None:
 
 @pytest.mark.parametrize("imm", [0, 1, 0x01020304, 0xFFFFFFFF])
 async def test_send_with_imm_gives_the_number_in_host_order(imm: int) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         receive = p.b.recv(p.peer)
         await p.a.send(p.local[:4], imm=imm)
         assert (await receive).imm_data == imm
@@ -53,7 +53,7 @@ async def test_send_with_imm_gives_the_number_in_host_order(imm: int) -> None:
 
 @pytest.mark.parametrize("imm", [0, 0xDEADBEEF])
 async def test_write_with_imm_places_data_and_uses_a_receive(imm: int) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.local.view()[:8] = b"12345678"
         receive = p.b.recv(None)
         await p.a.rdma_write(p.local[:8], p.remote[64:], imm=imm)
@@ -63,7 +63,7 @@ async def test_write_with_imm_places_data_and_uses_a_receive(imm: int) -> None:
 
 
 async def test_write_is_in_the_peers_memory_when_it_completes() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         for i in range(200):
             p.local.view()[:4] = struct.pack("!I", i)
             done = await p.a.rdma_write(p.local[:4], p.remote[8 * i :])
@@ -72,7 +72,7 @@ async def test_write_is_in_the_peers_memory_when_it_completes() -> None:
 
 
 async def test_read_is_in_local_memory_when_it_completes() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.right[:] = bytes(i & 0xFF for i in range(len(p.right)))
         done = await p.a.rdma_read(p.local[:1000], p.remote[300:1300])
         assert p.left[:1000] == p.right[300:1300]
@@ -85,7 +85,7 @@ async def test_read_is_in_local_memory_when_it_completes() -> None:
     [(0, 1), (41, 1), (MASK64, 1), (5, -3), (0, MASK64), (1 << 63, 1 << 63), (7, 0), (0, -(1 << 63))],
 )
 async def test_fetch_add_wraps_and_returns_what_was_there(before: int, add: int) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.right[8:16] = struct.pack("=Q", before)
         done = await p.a.atomic_fetch_add(p.local[:8], p.remote[8:16], add)
         assert done.value == before
@@ -96,7 +96,7 @@ async def test_fetch_add_wraps_and_returns_what_was_there(before: int, add: int)
 
 @pytest.mark.parametrize(("before", "compare", "swap"), [(5, 5, 9), (5, 6, 9), (MASK64, -1, 0), (0, 0, -1)])
 async def test_cmp_swp_stores_only_on_equality_and_returns_what_was_there(before: int, compare: int, swap: int) -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.right[:8] = struct.pack("=Q", before)
         done = await p.a.atomic_cmp_swp(p.local[:8], p.remote, compare, swap)
         assert done.value == before
@@ -106,7 +106,7 @@ async def test_cmp_swp_stores_only_on_equality_and_returns_what_was_there(before
 
 
 async def test_the_value_of_an_atomic_stays_when_its_buffer_is_used_again() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         ops = [p.a.atomic_fetch_add(p.local[8 * i :][:8], p.remote, 1) for i in range(50)]
         for op in ops:
             await op
@@ -118,7 +118,7 @@ async def test_the_value_of_an_atomic_stays_when_its_buffer_is_used_again() -> N
 
 
 async def test_concurrent_atomics_lose_no_addition() -> None:
-    async with pair_on_emulated() as p, connected(p.device) as other:
+    async with open_pair() as p, connected(p.device, other=p.other) as other:
         ops = []
         for i in range(200):
             ops.append(p.a.atomic_fetch_add(p.local[8 * i :][:8], p.remote, 1))
@@ -129,7 +129,7 @@ async def test_concurrent_atomics_lose_no_addition() -> None:
 
 async def test_local_inv_of_what_can_not_be_invalidated_fails_and_says_so() -> None:
     # An MR of ibv_reg_mr() isn't a window or an mkey: ibv_post_send(3) names those two.
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         with pytest.raises(aiordma.CompletionError) as caught:
             await p.a.local_inv(p.local.rkey)
         assert caught.value.opcode == "LOCAL_INV"
@@ -140,7 +140,7 @@ async def test_local_inv_of_what_can_not_be_invalidated_fails_and_says_so() -> N
 
 
 async def test_send_with_invalidate_of_an_unknown_rkey_fails_at_the_receiver() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         receive = p.b.recv(p.peer)
         p.a.send(p.local[:4], invalidate_rkey=0x12345600)
         with pytest.raises(aiordma.CompletionError):
@@ -152,7 +152,7 @@ async def test_send_with_invalidate_of_an_unknown_rkey_fails_at_the_receiver() -
 @pytest.mark.parametrize("size", [0, 1, 8, 63, 64])
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "memoryview", "mr"])
 async def test_inline_data_is_copied_when_the_call_returns(kind: str, size: int) -> None:
-    async with pair_on_emulated(max_inline_data=64) as p:
+    async with open_pair(max_inline_data=64) as p:
         data = bytearray(range(1, size + 1))
         source: Any = data
         if kind == "bytes":
@@ -174,7 +174,7 @@ async def test_inline_data_is_copied_when_the_call_returns(kind: str, size: int)
 
 
 async def test_inline_data_that_waits_for_a_slot_is_copied_too() -> None:
-    async with pair_on_emulated(max_send_wr=2) as p:
+    async with open_pair(max_send_wr=2) as p:
         data = bytearray(16)
         ops = [p.block()]
         for i in range(100):
@@ -190,14 +190,14 @@ async def test_inline_data_that_waits_for_a_slot_is_copied_too() -> None:
 
 
 async def test_several_inline_buffers_are_gathered() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         p.local.view()[:3] = b"mr!"
         await p.a.rdma_write([b"ab", p.local[:3], memoryview(b"xyz")[1:], b""], p.remote)
         assert bytes(p.right[:7]) == b"abmr!yz"
 
 
 async def test_more_than_fits_inline_is_refused_by_size() -> None:
-    async with pair_on_emulated(max_inline_data=32) as p:
+    async with open_pair(max_inline_data=32) as p:
         limit = p.a.max_inline_data
         assert limit >= 32
         with pytest.raises(UsageError, match=f"max_inline_data={limit}"):
@@ -227,7 +227,7 @@ def _disjoint(draw: Any, whole: MemorySlice, most: int) -> list[MemorySlice]:
 
 
 async def test_gather_and_scatter_move_exactly_the_listed_bytes() -> None:
-    async with pair_on_emulated(size=20_000, max_send_sge=5, max_recv_sge=5) as p:
+    async with open_pair(size=20_000, max_send_sge=5, max_recv_sge=5) as p:
         examples: list[tuple[str, list[MemorySlice], list[MemorySlice]]] = []
 
         @given(data=st.data(), kind=st.sampled_from(["send", "write", "read"]))
@@ -281,7 +281,7 @@ async def test_gather_and_scatter_move_exactly_the_listed_bytes() -> None:
 
 @pytest.mark.parametrize("count", [1, 4, 16, 30])
 async def test_lists_as_long_as_asked_for_work_and_longer_ones_are_refused(count: int) -> None:
-    async with pair_on_emulated(max_send_sge=count, max_recv_sge=count, max_inline_data=0) as p:
+    async with open_pair(max_send_sge=count, max_recv_sge=count, max_inline_data=0) as p:
         for i in range(count):
             p.left[i * 10] = i + 1
         parts = [p.local[i * 10 : i * 10 + 1] for i in range(count)]
@@ -300,7 +300,7 @@ async def test_lists_as_long_as_asked_for_work_and_longer_ones_are_refused(count
 
 
 async def test_zero_length_operations_of_every_kind_complete() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         for nothing in (None, p.local[5:5], [], [p.local[:0], p.local[9:9]], b"", [b"", p.local[:0]]):
             receives = [p.b.recv(p.peer), p.b.recv(p.peer), p.b.recv(None), p.b.recv([])]
             await p.a.send(nothing)
@@ -322,7 +322,7 @@ async def test_zero_length_operations_of_every_kind_complete() -> None:
 
 @pytest.mark.parametrize("size", [255, 256, 257, 4095, 4096, 4097, 12_289, 1 << 20, (1 << 20) + 1])
 async def test_messages_around_the_packet_size_arrive_whole(size: int) -> None:
-    async with pair_on_emulated(size=size + 16) as p:
+    async with open_pair(size=size + 16) as p:
         p.local.view()[:size] = bytes(range(251)) * (size // 251) + bytes(range(size % 251))
         receive = p.b.recv(p.peer[8:])
         await p.a.send(p.local[:size])
@@ -340,7 +340,7 @@ async def test_messages_around_the_packet_size_arrive_whole(size: int) -> None:
 
 
 async def test_a_message_too_long_for_its_receive_fails_on_both_sides() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         receive = p.b.recv(p.peer[:10])
         with pytest.raises(RemoteInvalidRequestError):
             await p.a.send(p.local[:11])
@@ -354,7 +354,7 @@ async def test_a_message_too_long_for_its_receive_fails_on_both_sides() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33, 500])
 async def test_a_batch_of_any_size_is_one_completion_in_order(count: int) -> None:
-    async with pair_on_emulated(max_send_wr=16, max_recv_wr=16) as p:
+    async with open_pair(max_send_wr=16, max_recv_wr=16) as p:
         for i in range(count):
             p.left[i] = (i % 255) + 1
         batch = p.a.batch()
@@ -376,7 +376,7 @@ async def test_a_batch_of_any_size_is_one_completion_in_order(count: int) -> Non
 
 
 async def test_a_batch_mixes_operations_and_several_batches_pipeline() -> None:
-    async with pair_on_emulated(max_send_wr=8) as p:
+    async with open_pair(max_send_wr=8) as p:
         ends = []
         receives = [p.b.recv(p.peer[40_000 + 16 * i :][:16]) for i in range(20)]
         for i in range(10):
@@ -397,7 +397,7 @@ async def test_a_batch_mixes_operations_and_several_batches_pipeline() -> None:
 
 
 async def test_a_batch_that_fails_carries_the_error_of_the_one_that_failed() -> None:
-    async with pair_on_emulated(max_send_wr=4) as p:
+    async with open_pair(max_send_wr=4) as p:
         bad = RemoteBuffer(p.remote.addr, 8, p.remote.rkey ^ 0x5500)
         batch = p.a.batch()
         for i in range(20):
@@ -409,7 +409,7 @@ async def test_a_batch_that_fails_carries_the_error_of_the_one_that_failed() -> 
 
 
 async def test_a_batch_that_was_posted_takes_no_more() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         batch = p.a.batch()
         batch.rdma_write(p.local[:1], p.remote)
         await batch
@@ -425,7 +425,7 @@ async def test_a_batch_that_was_posted_takes_no_more() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 16, 64])
 async def test_unsignalled_operations_resolve_whichever_is_awaited(depth: int) -> None:
-    async with pair_on_emulated(max_send_wr=depth) as p:
+    async with open_pair(max_send_wr=depth) as p:
         for count in (1, 2, depth, 3 * depth + 1):
             for awaited in (0, count // 2, count - 1):
                 ops = [p.a.rdma_write(p.local[:8], p.remote[8 * i :], signaled=False) for i in range(count)]
@@ -438,7 +438,7 @@ async def test_unsignalled_operations_resolve_whichever_is_awaited(depth: int) -
 
 
 async def test_unsignalled_ones_are_resolved_by_the_next_signalled_one() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         quiet = [p.a.rdma_write(p.local[:8], p.remote, signaled=False) for _ in range(10)]
         posted = p.a.statistics()["send"]["posted"]
         await p.a.rdma_write(p.local[:8], p.remote)
@@ -448,7 +448,7 @@ async def test_unsignalled_ones_are_resolved_by_the_next_signalled_one() -> None
 
 @pytest.mark.parametrize("depth", [2, 16])
 async def test_wait_idle_ends_after_everything_unsignalled_and_queued_too(depth: int) -> None:
-    async with pair_on_emulated(max_send_wr=depth) as p:
+    async with open_pair(max_send_wr=depth) as p:
         for count in [*range(2 * depth + 2), 5 * depth + 3]:
             ops = [p.a.rdma_write(p.local[:8], p.remote, signaled=False) for _ in range(count)]
             with anyio.fail_after(20):
@@ -457,7 +457,7 @@ async def test_wait_idle_ends_after_everything_unsignalled_and_queued_too(depth:
 
 
 async def test_wait_idle_waits_for_what_is_posted_meanwhile_and_raises_nothing() -> None:
-    async with pair_on_emulated(max_send_wr=8) as p:
+    async with open_pair(max_send_wr=8) as p:
         blocker = p.block()
         more = []
 
@@ -480,7 +480,7 @@ async def test_wait_idle_waits_for_what_is_posted_meanwhile_and_raises_nothing()
 
 
 async def test_a_fenced_operation_sees_the_data_of_the_read_before_it() -> None:
-    async with pair_on_emulated(size=1 << 20) as p:
+    async with open_pair(size=1 << 20) as p:
         for round_ in range(20):
             p.peer.view()[: 1 << 19] = bytes([round_ + 1]) * (1 << 19)
             read = p.a.rdma_read(p.local[: 1 << 19], p.remote[: 1 << 19])
@@ -491,7 +491,7 @@ async def test_a_fenced_operation_sees_the_data_of_the_read_before_it() -> None:
 
 
 async def test_solicited_and_every_other_option_together_work() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         for signaled in (True, False):
             for fence in (True, False):
                 for solicited in (True, False):
@@ -515,7 +515,7 @@ async def test_solicited_and_every_other_option_together_work() -> None:
 
 @pytest.mark.parametrize("qp_type", ["RC", "UC"])
 async def test_sends_and_writes_work_on_both_qp_types(qp_type: str) -> None:
-    async with pair_on_emulated(qp_type=qp_type) as p:
+    async with open_pair(qp_type=qp_type) as p:
         receive = p.b.recv(p.peer[:16])
         p.local.view()[:4] = b"data"
         await p.a.send(p.local[:4], imm=5)
@@ -536,7 +536,7 @@ async def test_sends_and_writes_work_on_both_qp_types(qp_type: str) -> None:
     ],
 )
 async def test_rights_of_the_region_are_known_here_and_enforced_there(access: Access, allowed: set[str]) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for kind in ("read", "write", "atomic"):
             async with connected(device) as p, device.reg_mr(bytearray(64), access) as mr:
 
@@ -561,7 +561,7 @@ async def test_rights_of_the_region_are_known_here_and_enforced_there(access: Ac
 
 @pytest.mark.parametrize("access", [Access.NONE, Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC])
 async def test_rights_of_the_qp_are_enforced_there(access: Access) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         for kind, needed in (
             ("rdma_read", Access.REMOTE_READ),
             ("rdma_write", Access.REMOTE_WRITE),

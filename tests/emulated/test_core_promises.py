@@ -10,13 +10,13 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import connected, eventually, pair_on_emulated, reported, rss_kib
+from emulated.core import DEVICE, connected, eventually, object_counts, open_pair, reported, rss_kib
 from pyverbs.qp import QPAttr
 
 import aiordma
-from aiordma import ClosedError, Completion, WrFlushError, emulator
+from aiordma import ClosedError, Completion, WrFlushError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 # A million on one loop; fewer on the others, to keep the time down.
 WRITES = {"uvloop": 1_000_000, "asyncio": 100_000, "trio": 60_000}
@@ -31,7 +31,7 @@ async def test_a_million_awaited_writes_lose_and_duplicate_no_completion(anyio_b
     total = WRITES[_loop_name(anyio_backend)] // (10 if sys.flags.dev_mode else 1)
     slots = 1024
     rng = random.Random(1)
-    async with aiordma.open_device("emulated:mlx5_0") as device, connected(device, 8 * slots, max_send_wr=64) as p:
+    async with aiordma.open_device(DEVICE) as device, connected(device, 8 * slots, max_send_wr=64) as p:
         left = memoryview(p.left).cast("Q")
         right = memoryview(p.right).cast("Q")
         finished = 0
@@ -83,7 +83,7 @@ async def test_a_million_awaited_writes_lose_and_duplicate_no_completion(anyio_b
 
 
 async def test_256_tasks_on_a_queue_of_16_all_finish_in_the_order_they_came() -> None:
-    async with pair_on_emulated(max_send_wr=16, max_recv_wr=4096) as p:
+    async with open_pair(max_send_wr=16, max_recv_wr=4096) as p:
         rounds, tasks = 8, 256
         receives: list[Completion] = []
         posted: list[int] = []
@@ -116,8 +116,8 @@ async def test_256_tasks_on_a_queue_of_16_all_finish_in_the_order_they_came() ->
 async def test_cancelling_10000_awaits_leaks_nothing_and_corrupts_no_buffer() -> None:
     # Python's development mode makes tasks expensive.
     rounds, size = 20 if sys.flags.dev_mode else 100, 100
-    async with pair_on_emulated(size=64 * size, max_send_wr=32) as p:
-        regions_before = emulator.object_counts("mlx5_0")["mr"]
+    async with open_pair(size=64 * size, max_send_wr=32) as p:
+        regions_before = object_counts()["mr"]
 
         async def wait(op: Completion) -> None:
             await op
@@ -153,13 +153,13 @@ async def test_cancelling_10000_awaits_leaks_nothing_and_corrupts_no_buffer() ->
         assert cancelled == rounds * size
         gc.collect()
         assert rss_kib() - rss_before < 4096
-        assert emulator.object_counts("mlx5_0")["mr"] == regions_before
+        assert object_counts()["mr"] == regions_before
         assert sum(type(thing) is Completion for thing in gc.get_objects()) == 0
         await p.check()
 
 
 async def test_completions_are_freed_when_they_are_over() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         blocks = 0
         for round_ in range(6):
             for _ in range(1000):
@@ -182,7 +182,7 @@ async def test_a_message_of_a_gibibyte_arrives_whole() -> None:
     try:
         for mark in marks:
             source[mark] = mark % 251 + 1
-        async with aiordma.open_device("emulated:mlx5_0") as device:
+        async with aiordma.open_device(DEVICE) as device:
             async with device.reg_mr(source) as mr, device.reg_mr(sink) as target, connected(device) as p:
                 assert device.max_message >= size
                 with anyio.fail_after(100):
@@ -197,7 +197,7 @@ async def test_a_message_of_a_gibibyte_arrives_whole() -> None:
 
 async def test_longer_than_the_port_carries_is_refused() -> None:
     file = mmap.mmap(-1, (1 << 30) + 4096)
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.reg_mr(file) as mr, connected(device) as p:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(file) as mr, connected(device) as p:
         with pytest.raises(aiordma.UsageError, match="split it"):
             p.a.rdma_write(mr, mr.remote())
         await p.check()
@@ -219,7 +219,7 @@ async def _end(op: Completion, ends: list[type | None]) -> None:
 @pytest.mark.parametrize("how", ["access error", "peer gone", "qp closed", "device closed", "set to ERR"])
 async def test_everybody_waiting_gets_an_answer_when_the_qp_fails(how: str) -> None:
     with anyio.fail_after(60), reported():
-        async with pair_on_emulated(max_send_wr=16, timeout=8, retry_cnt=1) as p:
+        async with open_pair(max_send_wr=16, timeout=8, retry_cnt=1) as p:
             ends: list[type | None] = []
             idle = []
 
@@ -256,7 +256,7 @@ async def test_everybody_waiting_gets_an_answer_when_the_qp_fails(how: str) -> N
 
 
 async def test_a_receiver_learns_that_the_sender_failed() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         receives = [p.b.recv(p.peer) for _ in range(10)]
         ends: list[type | None] = []
         with anyio.fail_after(30):
@@ -269,7 +269,7 @@ async def test_a_receiver_learns_that_the_sender_failed() -> None:
 
 
 async def test_two_qps_of_one_cq_share_it_without_starving_each_other() -> None:
-    async with pair_on_emulated(max_send_wr=4) as p, connected(p.device, max_send_wr=4) as q:
+    async with open_pair(max_send_wr=4) as p, connected(p.device, max_send_wr=4) as q:
         done = {"p": 0, "q": 0}
 
         async def work(name: str, pair: Any, count: int) -> None:

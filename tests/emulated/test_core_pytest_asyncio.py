@@ -5,17 +5,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from emulated.core import Pair, connected
+from emulated.core import DEVICE, Pair, connected
 
 import aiordma
 from aiordma import Device
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.any_device]
 
 
 @pytest_asyncio.fixture
 async def device() -> AsyncIterator[Device]:
-    async with aiordma.open_device("emulated:mlx5_0") as device:
+    async with aiordma.open_device(DEVICE) as device:
         yield device
 
 

@@ -7,7 +7,7 @@ import pytest
 import aiordma
 from aiordma import ClosedError, RdmaError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 
 async def _connected() -> tuple[aiordma.Device, aiordma.MemoryRegion, aiordma.QueuePair, aiordma.QueuePair]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import connect, pair_on_emulated, reported
+from emulated.core import DEVICE, connect, object_counts, open_pair, reported
 
 import aiordma
-from aiordma import ClosedError, Completion, MemorySlice, RemoteBuffer, emulator
+from aiordma import ClosedError, Completion, MemorySlice, RemoteBuffer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 # A failure prints its seed; AIORDMA_TEST_SEED runs it again.
 SEED = int(os.environ.get("AIORDMA_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
@@ -141,7 +141,7 @@ async def test_random_programs_do_to_memory_what_the_model_says(round_: int) -> 
     rng = random.Random(seed)
     depth = rng.choice([1, 2, 7, 16, 64])
     spin = rng.choice([0, 20, 500])
-    async with pair_on_emulated(size=SIZE, max_send_wr=depth, max_recv_wr=rng.choice([2, 64])) as p:
+    async with open_pair(size=SIZE, max_send_wr=depth, max_recv_wr=rng.choice([2, 64])) as p:
         p.device.spin_us = spin
         models = [bytearray(SIZE), bytearray(SIZE)]
         for _ in range(25):
@@ -238,7 +238,7 @@ class _Stress:
 
     async def device(self) -> None:
         while anyio.current_time() < self.end:
-            async with aiordma.open_device("emulated:mlx5_0", spin_us=self.rng.choice([0, 20])) as device:
+            async with aiordma.open_device(DEVICE, spin_us=self.rng.choice([0, 20])) as device:
                 async with device.reg_mr(bytearray(1 << 14)) as mr:
                     with anyio.move_on_after(self.rng.uniform(0.3, 2)):
                         async with anyio.create_task_group() as group:
@@ -264,4 +264,4 @@ async def test_many_qps_with_cancels_and_closes_at_any_moment_hang_and_leak_noth
     assert all(isinstance(error, aiordma.CompletionError) for error in reports.found), reports.found
     assert stress.done > 500
     assert stress.failed > 0
-    assert sum(emulator.object_counts("mlx5_0").values()) == 0
+    assert sum(object_counts().values()) == 0

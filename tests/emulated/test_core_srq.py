@@ -4,16 +4,16 @@
 
 import anyio
 import pytest
-from emulated.core import connect, eventually, pair_on_emulated, settle
+from emulated.core import DEVICE, connect, eventually, open_pair, settle
 
 import aiordma
 from aiordma import ClosedError, EventType, UsageError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
 
 async def test_receives_of_one_srq_serve_many_qps_and_tell_whose_message_it_was() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_srq(max_wr=64) as srq:
+    async with aiordma.open_device(DEVICE) as device, device.create_srq(max_wr=64) as srq:
         async with device.reg_mr(bytearray(64 * 100)) as mr, device.reg_mr(bytearray(64)) as source:
             senders, receivers = [], []
             for _ in range(5):
@@ -40,7 +40,7 @@ async def test_receives_of_one_srq_serve_many_qps_and_tell_whose_message_it_was(
 
 
 async def test_more_receives_than_the_srq_holds_wait_and_are_used_in_order() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_srq(max_wr=4, max_sge=1) as srq:
+    async with aiordma.open_device(DEVICE) as device, device.create_srq(max_wr=4, max_sge=1) as srq:
         async with device.create_qp() as a, device.create_qp(srq=srq) as b, device.reg_mr(bytearray(100)) as mr:
             await connect(a, b)
             receives = [srq.recv(mr[i : i + 1]) for i in range(50)]
@@ -56,7 +56,7 @@ async def test_more_receives_than_the_srq_holds_wait_and_are_used_in_order() -> 
 
 
 async def test_slots_of_an_srq_are_reused_for_ever_whatever_the_order_of_completion() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_srq(max_wr=3) as srq:
+    async with aiordma.open_device(DEVICE) as device, device.create_srq(max_wr=3) as srq:
         async with device.create_qp() as a, device.create_qp(srq=srq) as b, device.reg_mr(bytearray(8)) as mr:
             await connect(a, b)
             for i in range(500):
@@ -66,7 +66,7 @@ async def test_slots_of_an_srq_are_reused_for_ever_whatever_the_order_of_complet
 
 
 async def test_the_limit_wakes_its_waiter_when_fewer_receives_are_left() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.reg_mr(bytearray(64)) as mr:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(64)) as mr:
         async with device.create_srq(max_wr=64) as srq, device.create_qp() as a, device.create_qp(srq=srq) as b:
             await connect(a, b)
             receives = [srq.recv(mr) for _ in range(20)]
@@ -102,7 +102,7 @@ async def test_the_limit_wakes_its_waiter_when_fewer_receives_are_left() -> None
 
 
 async def test_a_cancelled_wait_for_the_limit_leaves_the_srq_usable() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.reg_mr(bytearray(64)) as mr:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(64)) as mr:
         async with device.create_srq(max_wr=8) as srq, device.create_qp() as a, device.create_qp(srq=srq) as b:
             await connect(a, b)
             receives = [srq.recv(mr) for _ in range(3)]
@@ -122,13 +122,13 @@ async def test_a_cancelled_wait_for_the_limit_leaves_the_srq_usable() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 9, 1 << 40])
 async def test_a_limit_out_of_range_is_refused(limit: int) -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_srq(max_wr=8) as srq:
+    async with aiordma.open_device(DEVICE) as device, device.create_srq(max_wr=8) as srq:
         with pytest.raises(UsageError, match="limit"):
             await srq.limit_reached(limit)
 
 
 async def test_closing_an_srq_ends_its_receives_and_its_waiter() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.reg_mr(bytearray(64)) as mr:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(64)) as mr:
         srq = await device.create_srq(max_wr=4)
         receives = [srq.recv(mr) for _ in range(9)]
         ended = []
@@ -155,7 +155,7 @@ async def test_closing_an_srq_ends_its_receives_and_its_waiter() -> None:
 
 
 async def test_a_qp_that_fails_leaves_the_srq_to_the_others() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.create_srq(max_wr=8) as srq:
+    async with aiordma.open_device(DEVICE) as device, device.create_srq(max_wr=8) as srq:
         async with device.reg_mr(bytearray(64)) as mr:
             pairs = []
             for _ in range(2):
@@ -178,7 +178,7 @@ async def test_a_qp_that_fails_leaves_the_srq_to_the_others() -> None:
 
 async def test_events_come_to_every_listener_until_the_device_closes() -> None:
     seen: list[list[object]] = [[], [], []]
-    device = await aiordma.open_device("emulated:mlx5_0")
+    device = await aiordma.open_device(DEVICE)
 
     async def listen(number: int, events: aiordma.Events) -> None:
         async for event in events:
@@ -203,7 +203,7 @@ async def test_events_come_to_every_listener_until_the_device_closes() -> None:
 
 
 async def test_an_srq_event_names_its_srq_and_port_events_none() -> None:
-    async with aiordma.open_device("emulated:mlx5_0") as device, device.reg_mr(bytearray(64)) as mr:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(64)) as mr:
         async with device.create_srq(max_wr=8) as srq, device.create_qp() as a, device.create_qp(srq=srq) as b:
             await connect(a, b)
             events = device.events()
@@ -222,7 +222,7 @@ async def test_an_srq_event_names_its_srq_and_port_events_none() -> None:
 
 
 async def test_unread_events_are_bounded_and_counted() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         events = p.device.events(limit=3)
         for number in range(5):
             events.put(aiordma.AsyncEvent(EventType.PORT_ACTIVE, port=number))
@@ -232,7 +232,7 @@ async def test_unread_events_are_bounded_and_counted() -> None:
 
 
 async def test_waiting_for_events_can_be_cancelled_and_goes_on() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         events = p.device.events()
         for _ in range(3):
             with anyio.move_on_after(0.002) as scope:

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import numpy
 import pytest
-from emulated.core import connect, connected
+from emulated.core import DEVICE, connect, connected
 
 import aiordma
 from aiordma import Access, AccessFlagsError, BufferAccessError, ClosedError, Device, UsageError
@@ -30,7 +30,7 @@ def no_injection(leak_check: None) -> Iterator[None]:
 @asynccontextmanager
 async def opened(**options: Any) -> AsyncIterator[Device]:
     options.setdefault("spin_us", 0)
-    async with aiordma.open_device("emulated:mlx5_0", **options) as device:
+    async with aiordma.open_device(DEVICE, **options) as device:
         yield device
 
 

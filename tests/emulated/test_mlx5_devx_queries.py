@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from emulated.core import connect, pair_on_emulated
+from emulated.core import connect, open_pair
 from pyverbs import enums as e
 from pyverbs.cq import CQ, CompChannel
 from pyverbs.qp import QP, QPCap, QPInitAttr
@@ -72,7 +72,7 @@ async def test_a_qp_through_its_states(device: Device) -> None:
 
 
 async def test_counters_move() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         before = await devx.query_qp(p.a)
         for _ in range(3):
             await p.a.rdma_write(p.local[:8], p.remote)
@@ -98,7 +98,7 @@ async def test_counters_move() -> None:
 
 
 async def test_what_waits_in_the_send_queue() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         ops = [p.block(), *(p.a.rdma_write(p.local[:8], p.remote) for _ in range(4))]
         state = await devx.query_qp(p.a)
         assert state.sw_sq_wqebb_counter - state.hw_sq_wqebb_counter >= 5
@@ -180,7 +180,7 @@ async def test_mmo_is_enabled_by_init2init(device: Device) -> None:
 
 async def test_an_sq_error_is_over() -> None:
     """UD and UC only: an RC QP goes to ERR at once."""
-    async with pair_on_emulated(qp_type="UC") as p:
+    async with open_pair(qp_type="UC") as p:
         mr = await p.device.reg_mr(bytearray(8))
         stolen = mr[:]
         await mr.close()
@@ -231,7 +231,7 @@ async def test_dc(device: Device) -> None:
 
 
 async def test_a_cq_by_the_numbers() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         send, recv = p.device.engine.completion_queues
         qpc = await devx.query_qp(p.a)
         before = await devx.query_cq(send, device=p.device)
@@ -438,7 +438,7 @@ async def test_arm_rq_is_refused(device: Device) -> None:
 
 
 async def test_raw_calls_agree_with_the_typed_ones() -> None:
-    async with pair_on_emulated() as p:
+    async with open_pair() as p:
         raw = await devx.qp_query(p.a, bytes(devx.QueryQpIn(qpn=p.a.qp_num)), 272)
         assert devx.QueryQpOut(raw).qpc == await devx.query_qp(p.a)
         out = await devx.qp_modify(p.b, devx.ToErrQpIn(qpn=p.b.qp_num))
