@@ -35,7 +35,7 @@ bench: build ## run the benchmarks (ARGS="...": their options)
 	@$(VENV)/bin/python benchmarks/bench.py $(ARGS)
 
 .PHONY: test
-test: tools ## run every check: lint, types, docs, C tests under sanitizers, tests (ARGS="-e NAME": one of them)
+test: tools ## run every check: lint, types, docs, C tests under sanitizers, tests, a VM's too (ARGS="-e NAME": one of them)
 	@$(TOX) $(ARGS)
 
 .PHONY: docs

@@ -4,6 +4,7 @@
 #   scripts/bootstrap.sh tools      distribution packages, and a virtual environment with the build and test tools
 #   scripts/bootstrap.sh package    that, and the package built and installed into the environment   (the default)
 #   scripts/bootstrap.sh develop    that, but as an editable install, which rebuilds itself when imported
+#   scripts/bootstrap.sh vm         only the distribution packages that tests/rxe/vm needs: QEMU and a few tools
 #
 # AIORDMA_PYTHON   the Python to use; it must import pyverbs (default: the distribution's)
 # AIORDMA_VENV     the virtual environment (default: .venv); several can live side by side
@@ -13,9 +14,9 @@ cd "$(dirname "$0")/.."
 
 goal=${1:-package}
 case $goal in
-tools | package | develop) ;;
+tools | package | develop | vm) ;;
 *)
-    echo "usage: $0 [tools|package|develop]" >&2
+    echo "usage: $0 [tools|package|develop|vm]" >&2
     exit 2
     ;;
 esac
@@ -51,6 +52,18 @@ apt_packages=(
     linux-libc-dev    # rdma/mlx5-abi.h: the kernel's side of the uverbs interface
 )
 
+# For the VM with Soft-RoCE in its kernel, which `tox -e rxe` starts. The kernel is downloaded by itself.
+vm_packages=(
+    busybox-static # the first programs in the VM
+    kmod           # which module needs which
+    iproute2       # ip and rdma
+    zstd           # Ubuntu's kernel modules are packed with it
+)
+case $(uname -m) in
+x86_64) vm_packages+=(qemu-system-x86) ;;
+aarch64) vm_packages+=(qemu-system-arm) ;;
+esac
+
 distribution() {
     (
         # shellcheck disable=SC1091
@@ -65,9 +78,10 @@ is_installed() {
     [[ " $status" == *" installed "* ]]
 }
 
+# install_distribution_packages NAME...: those that aren't there
 install_distribution_packages() {
     local name missing=() sudo=()
-    for name in "${apt_packages[@]}"; do
+    for name in "$@"; do
         is_installed "$name" || missing+=("$name")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
@@ -192,13 +206,21 @@ install_editable() {
 
 # ---- main -----------------------------------------------------------------------------------------------------------
 
+if [ "$goal" = vm ]; then
+    case $(distribution) in
+    debian-12 | debian-13 | ubuntu-24.04) install_distribution_packages "${vm_packages[@]}" ;;
+    *) die "no packages are known for $(distribution); needed: QEMU, busybox (static), kmod, iproute2" ;;
+    esac
+    exit
+fi
+
 # Two at once in one checkout would spoil each other's work.
 mkdir -p build
 exec 9>"build/.$(basename "$venv").lock"
 flock 9
 
 case $(distribution) in
-debian-12 | debian-13 | ubuntu-24.04) install_distribution_packages ;;
+debian-12 | debian-13 | ubuntu-24.04) install_distribution_packages "${apt_packages[@]}" ;;
 *) check_unknown_distribution "$(distribution)" ;;
 esac
 
