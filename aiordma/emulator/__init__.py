@@ -28,6 +28,7 @@ __all__ = [
     "Gid",
     "Limits",
     "attach",
+    "connection_counts",
     "current_config",
     "detach",
     "is_attached",
@@ -51,6 +52,8 @@ def attach(
     use_uffd: bool = True,
     reach: Literal["host", "process"] = "host",
     one_copy: bool = True,
+    cm_response_timeout: int = 20,
+    cm_retries: int = 15,
 ) -> None:
     """Put the emulated NIC under this process's libibverbs.
 
@@ -63,6 +66,10 @@ def attach(
     :param reach: with which devices those of this process share a network: those of all this user's processes on the
         machine (``"host"``), or only its own (``"process"``)
     :param one_copy: read long payload from other processes' memory directly, where the system allows it
+
+    :param cm_response_timeout: how long librdmacm's connection manager waits for an answer: 4.096 microseconds times two
+        to this, 8 to 31; the default is the kernel's, 4.3 seconds
+    :param cm_retries: how often it asks again, up to 15, before it gives up
 
     Attaching again with the same configuration does nothing; with another one it replaces the devices, unless one is
     open. In a program started by ``aiordma emulate`` the NIC is there already.
@@ -88,6 +95,8 @@ def attach(
                 use_uffd=use_uffd,
                 reach=reach,
                 one_copy=one_copy,
+                cm_response_timeout=cm_response_timeout,
+                cm_retries=cm_retries,
             )
         if devices == _config:
             return
@@ -193,6 +202,15 @@ def sysfs_path() -> Path | None:
     """Return the folder that stands for /sys, if :func:`attach` made one."""
     with _lock:
         return _folder.path if _folder is not None and _config is not None else None
+
+
+def connection_counts() -> dict[str, int]:
+    """Return what librdmacm's connection manager has at the moment in this process: for leak checks.
+
+    ``channels`` are open event channels, ``ids`` identifiers, those of requests that wait included, and ``links`` are
+    connections to other processes.
+    """
+    return _native.native().cm_counts()
 
 
 def object_counts(device: str) -> dict[str, int]:

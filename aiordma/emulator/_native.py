@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -39,6 +40,9 @@ OBJECT_TYPES = (
     "pp",
 )
 
+#: What aiordma_emu_cm_counts() counts, in order.
+CM_COUNTS = ("channels", "ids", "links")
+
 
 class EmulatorError(RdmaError, RuntimeError):
     """The emulated NIC can't be configured or attached as asked; the message says why, and what would help."""
@@ -60,6 +64,7 @@ class Native:
             "configured": [],
             "preloaded": [],
             "open_contexts": [],
+            "cm_counts": [ctypes.POINTER(ctypes.c_uint32)],
             "counts": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32],
             "version": [],
         }.items():
@@ -115,6 +120,12 @@ class Native:
             raise EmulatorError(f"there is no emulated device {device}")
         return dict(zip(OBJECT_TYPES[1:], numbers[1:], strict=True))
 
+    def cm_counts(self) -> dict[str, int]:
+        """Return how many descriptors, identifiers and links to other processes the connection manager has."""
+        numbers = (ctypes.c_uint32 * len(CM_COUNTS))()
+        self._function("cm_counts")(numbers)
+        return dict(zip(CM_COUNTS, numbers, strict=True))
+
 
 @functools.cache
 def native() -> Native:
@@ -127,7 +138,10 @@ def native() -> Native:
 
 @functools.cache
 def libibverbs() -> ctypes.CDLL:
-    """Load libibverbs and libmlx5, so that there is something to patch."""
+    """Load libibverbs and libmlx5, and librdmacm if it is installed, so that there is something to patch.
+
+    What loads them later gets these, patched.
+    """
     loaded: ctypes.CDLL | None = None
     for name in ("libmlx5.so.1", "libibverbs.so.1"):
         try:
@@ -138,6 +152,8 @@ def libibverbs() -> ctypes.CDLL:
                 "RDMA libraries above it: apt install libibverbs1 ibverbs-providers"
             ) from e
     assert loaded is not None
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("librdmacm.so.1", use_errno=True)
     loaded.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
     loaded.ibv_get_device_list.argtypes = [ctypes.POINTER(ctypes.c_int)]
     loaded.ibv_free_device_list.argtypes = [ctypes.POINTER(ctypes.c_void_p)]

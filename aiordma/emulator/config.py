@@ -141,6 +141,11 @@ class EmulatorConfig:
     use_uffd: bool = True
     #: The devices of this user's other processes on this machine are on the same network.
     reach: Literal["host", "process"] = "host"
+    #: How long the connection manager (librdmacm) waits for an answer, 4.096 us times two to this, before it asks again;
+    #: the default is the kernel's: 4.3 s.
+    cm_response_timeout: int = 20
+    #: How often it asks again, before it says that the other side is unreachable; the default is the kernel's.
+    cm_retries: int = 15
     #: Long payload between processes is read where it lies, in the other process's memory, if the system allows it.
     one_copy: bool = True
     #: Faults on purpose, in force from the start, as text: what ``aiordma emulate --fault`` takes.
@@ -169,6 +174,8 @@ class EmulatorConfig:
         use_uffd: bool = True,
         reach: Literal["host", "process"] = "host",
         one_copy: bool = True,
+        cm_response_timeout: int = 20,
+        cm_retries: int = 15,
     ) -> EmulatorConfig:
         """Build a configuration from what :func:`aiordma.emulator.attach` takes.
 
@@ -186,6 +193,8 @@ class EmulatorConfig:
             use_uffd=use_uffd,
             reach=reach,
             one_copy=one_copy,
+            cm_response_timeout=cm_response_timeout,
+            cm_retries=cm_retries,
         )
 
     def text(self) -> str:
@@ -196,6 +205,8 @@ class EmulatorConfig:
             f"use_uffd {self.use_uffd:d}",
             f"reach_host {self.reach == 'host':d}",
             f"one_copy {self.one_copy:d}",
+            f"cm_response_timeout {self.cm_response_timeout}",
+            f"cm_retries {self.cm_retries}",
         ]
         for device in self.devices:
             lines.append(f"device {device.name} {device.guid:016x}")

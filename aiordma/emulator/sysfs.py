@@ -26,6 +26,8 @@ _ABANDONED_SECONDS = 3600
 
 #: IB_UVERBS_MAJOR and IB_UVERBS_BASE_MINOR of the kernel; src/hooks.c gives the node's descriptor the same numbers.
 _MAJOR, _BASE_MINOR = 231, 192
+#: Of the connection manager's node, which librdmacm looks for: src/control.h has the same.
+_CM_MAJOR, _CM_MINOR = 10, 58
 
 _STATES = {"down": "1: DOWN", "init": "2: INIT", "armed": "3: ARMED", "active": "4: ACTIVE"}
 _GID_TYPES = {"v1": "IB/RoCE v1", "v2": "RoCE v2"}
@@ -85,6 +87,8 @@ def write_tree(root: Path, config: EmulatorConfig) -> None:
     """Write the tree for a configuration, in place of one that was there before."""
     clear_tree(root)
     _put(root / "class/infiniband_verbs/abi_version", "6")
+    _put(root / "class/misc/rdma_cm/abi_version", "4")
+    _put(root / "class/misc/rdma_cm/dev", f"{_CM_MAJOR}:{_CM_MINOR}")
     for index, device in enumerate(config.devices):
         uverbs = root / "class/infiniband_verbs" / f"uverbs{index}"
         _put(uverbs / "ibdev", device.name)

@@ -24,7 +24,7 @@
 #endif
 
 /* By the start of the file's name, because wheels carry copies such as libibverbs-1b2c3d4e.so.1. */
-static const char *const libraries[] = { "libibverbs", "libmlx5", "libnl-3", "libnl-route-3" };
+static const char *const libraries[] = { "libibverbs", "libmlx5", "librdmacm", "libnl-3", "libnl-route-3" };
 
 static const char *const hooked[] = {
 	"open",	    "open64",	"__open_2", "__open64_2", "openat", "openat64", "__openat_2", "__openat64_2",

@@ -5,6 +5,8 @@
  *   legacy_write 0|1               1: no ioctl form of commands, as with kernels before 4.20
  *   use_uffd 0|1                   wake the sleeping device thread by page protection
  *   reach_host 0|1                 the devices of this user's other processes are on the same network
+ *   cm_response_timeout 20         how long the connection manager waits for an answer: 4.096 us, times two to that
+ *   cm_retries 15                  how often it asks again
  *   one_copy 0|1                   long payload between processes is read where it lies, if the system allows it
  *   device NAME GUID               a new device; the lines below are about it. GUID is 16 hex digits
  *   limit NAME VALUE               one of the limits listed below
@@ -319,6 +321,21 @@ static bool parse_global(struct parser *p)
 		p->world->spin_us = (uint32_t)value;
 		return true;
 	}
+	/* Fields of a REQ have 5 and 4 bits (IBTA volume 1, 12.7). */
+	if (!strcmp(p->words[0], "cm_response_timeout")) {
+		if (!number(p, p->words[1], 31, &value))
+			return false;
+		if (value < 8)
+			return fail(p, "cm_response_timeout is at least 8, a millisecond");
+		p->world->cm_response_timeout = (uint32_t)value;
+		return true;
+	}
+	if (!strcmp(p->words[0], "cm_retries")) {
+		if (!number(p, p->words[1], 15, &value))
+			return false;
+		p->world->cm_retries = (uint32_t)value;
+		return true;
+	}
 	if (!number(p, p->words[1], 1, &value))
 		return false;
 	if (!strcmp(p->words[0], "legacy_write"))
@@ -355,6 +372,8 @@ static bool parse_line(struct parser *p)
 	} directives[] = {
 		{ "spin_us", false, parse_global },	 { "legacy_write", false, parse_global },
 		{ "use_uffd", false, parse_global }, { "reach_host", false, parse_global },
+		{ "cm_response_timeout", false, parse_global },
+		{ "cm_retries", false, parse_global },
 		{ "one_copy", false, parse_global }, { "device", false, parse_device },
 		{ "limit", true, parse_limit },	 { "port", true, parse_port },
 		{ "gid", true, parse_gid },	 { "fault", false, parse_fault },
@@ -422,6 +441,8 @@ int emu_config_parse(const char *text, char *error, size_t error_size)
 		fail(&p, "out of memory");
 	} else {
 		p.world->spin_us = 50;
+		p.world->cm_response_timeout = 20; /* CMA_CM_RESPONSE_TIMEOUT and CMA_MAX_CM_RETRIES of core/cma.c */
+		p.world->cm_retries = 15;
 		p.world->use_uffd = p.world->reach_host = p.world->one_copy = true;
 		while (!p.failed && (line = strsep(&rest, "\n"))) {
 			p.line++;
@@ -440,6 +461,8 @@ int emu_config_parse(const char *text, char *error, size_t error_size)
 		emu.use_uffd = p.world->use_uffd;
 		emu.reach_host = p.world->reach_host;
 		emu.one_copy = p.world->one_copy;
+		emu.cm_response_timeout = p.world->cm_response_timeout;
+		emu.cm_retries = p.world->cm_retries;
 		inject_configure(p.faults, p.nfaults);
 		emu_unlock();
 	}

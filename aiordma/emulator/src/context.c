@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "cm.h"
 #include "dm.h"
 #include "pp.h"
 
@@ -111,6 +112,7 @@ int emu_fd_set(int fd, enum emu_file_kind kind, struct emu_ucontext *ctx, struct
 	f->ino = st.st_ino;
 	f->ctx = ctx;
 	f->channel = channel;
+	f->cm = NULL;
 	__atomic_store_n(&f->kind, kind, __ATOMIC_RELEASE);
 	return 0;
 }
@@ -123,6 +125,7 @@ void emu_fd_forget(int fd)
 		return;
 	f->ctx = NULL;
 	f->channel = NULL;
+	f->cm = NULL;
 	__atomic_store_n(&f->kind, EMU_FILE_NONE, __ATOMIC_RELEASE);
 }
 
@@ -139,6 +142,8 @@ void emu_fd_clear(int fd)
 		context_unref_fd(was.ctx);
 	else if (was.kind == EMU_FILE_CHANNEL)
 		emu_channel_put(was.channel);
+	else if (was.kind == EMU_FILE_CM)
+		cm_file_orphan(was.cm);
 }
 
 /* ---------------------------------------------------------------- fork
@@ -162,10 +167,12 @@ static void before_fork(void)
 {
 	pthread_mutex_lock(&lifecycle);
 	emu_lock();
+	cm_before_fork();
 }
 
 static void after_fork_in_parent(void)
 {
+	cm_after_fork(false);
 	emu_unlock();
 	pthread_mutex_unlock(&lifecycle);
 }
@@ -181,12 +188,15 @@ static void after_fork_in_child(void)
 			struct emu_file *f = &fd_pages[p][i];
 
 			/* The pipes go on working as pipes. */
-			f->kind = f->kind == EMU_FILE_NODE || f->kind == EMU_FILE_DEAD ? EMU_FILE_DEAD : EMU_FILE_NONE;
+			f->kind = f->kind == EMU_FILE_NODE || f->kind == EMU_FILE_CM || f->kind == EMU_FILE_DEAD ?
+					  EMU_FILE_DEAD :
+					  EMU_FILE_NONE;
 			if (f->kind == EMU_FILE_DEAD && f->ctx)
 				f->ctx->inherited = true;
 			else
 				f->ctx = NULL;
 			f->channel = NULL;
+			f->cm = NULL;
 		}
 	/* The memory of the parent's objects is not freed: the device thread may have been using it. */
 	list_init(&emu.contexts);
@@ -204,6 +214,7 @@ static void after_fork_in_child(void)
 	emu_pp_forked();
 	emu_mmio_forked();
 	emu_engine_forked();
+	cm_after_fork(true);
 }
 
 /* ---------------------------------------------------------------- contexts */
@@ -276,7 +287,7 @@ static void sweep(void)
 {
 	for (int p = 0; p < FD_PAGES; p++)
 		for (int i = 0; fd_pages[p] && i < FD_PAGE; i++)
-			if (fd_pages[p][i].kind == EMU_FILE_NODE)
+			if (fd_pages[p][i].kind == EMU_FILE_NODE || fd_pages[p][i].kind == EMU_FILE_CM)
 				emu_fd_get(p * FD_PAGE + i);
 }
 
@@ -367,6 +378,34 @@ int emu_node_open(struct emu_device *d, int flags)
 	return fd;
 }
 
+int emu_cm_open(int flags)
+{
+	struct cm_file *f;
+	int fd, err;
+
+	pthread_mutex_lock(&lifecycle);
+	register_fork_handlers();
+	emu_lock();
+	sweep();
+	emu_unlock();
+	cm_file_reap();
+	fd = cm_file_open(flags, &f);
+	if (fd >= 0) {
+		emu_lock();
+		err = emu_fd_set(fd, EMU_FILE_CM, NULL, NULL);
+		if (!err)
+			fd_slot(fd)->cm = f;
+		emu_unlock();
+		if (err) {
+			emu_real.close(fd);
+			cm_file_close(f);
+			fd = -err;
+		}
+	}
+	pthread_mutex_unlock(&lifecycle);
+	return fd;
+}
+
 void emu_node_adopt(int fd)
 {
 	struct stat st;
@@ -388,6 +427,7 @@ void emu_node_adopt(int fd)
 int emu_fd_close(int fd)
 {
 	struct emu_ucontext *ctx = NULL;
+	struct cm_file *cm = NULL;
 	struct emu_file *f;
 	int ret;
 
@@ -396,6 +436,9 @@ int emu_fd_close(int fd)
 	f = emu_fd_get(fd);
 	if (f && f->kind == EMU_FILE_NODE) {
 		ctx = f->ctx;
+		emu_fd_forget(fd);
+	} else if (f && f->kind == EMU_FILE_CM) {
+		cm = f->cm;
 		emu_fd_forget(fd);
 	} else {
 		emu_fd_clear(fd);
@@ -408,6 +451,10 @@ int emu_fd_close(int fd)
 	emu_unlock();
 	if (ctx)
 		engine_stop_if_idle();
+	if (cm) {
+		cm_file_close(cm);
+		cm_file_reap();
+	}
 	pthread_mutex_unlock(&lifecycle);
 	return ret;
 }

@@ -5,11 +5,12 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-#include "control.h"
+#include "cm.h"
 
 EMU_EXPORT int aiordma_emu_detach(void);
 EMU_EXPORT int aiordma_emu_open_contexts(void);
 EMU_EXPORT int aiordma_emu_configured(void);
+EMU_EXPORT void aiordma_emu_cm_counts(uint32_t counts[3]);
 EMU_EXPORT int aiordma_emu_preloaded(void);
 
 static int complain(char *error, size_t size, const char *what)
@@ -22,7 +23,7 @@ static int complain(char *error, size_t size, const char *what)
 /* 0, or -1 and a message. The devices of an open context can't be replaced under it. */
 int aiordma_emu_configure(const char *text, char *error, size_t error_size)
 {
-	if (emu_open_contexts())
+	if (emu_open_contexts() || cm_files())
 		return complain(error, error_size, "a device is open");
 	emu_real_init();
 	return emu_config_parse(text, error, error_size) ? -1 : 0;
@@ -43,7 +44,7 @@ int aiordma_emu_attach(char *error, size_t error_size)
 /* 0, or -1 while a device is open: its library would go on with calls to a kernel that knows nothing of it. */
 int aiordma_emu_detach(void)
 {
-	if (emu_open_contexts())
+	if (emu_open_contexts() || cm_files())
 		return -1;
 	emu_detach_loaded();
 	emu_lock();
@@ -55,6 +56,16 @@ int aiordma_emu_detach(void)
 int aiordma_emu_open_contexts(void)
 {
 	return (int)emu_open_contexts();
+}
+
+/* Of the connection manager: open descriptors, identifiers, connections to other processes. */
+void aiordma_emu_cm_counts(uint32_t counts[3])
+{
+	counts[0] = cm_files();
+	cm_lock();
+	counts[1] = cm_ids();
+	counts[2] = cm_links();
+	cm_unlock();
 }
 
 /* Preloaded, our definitions come before the C library's for the whole program. A library that ctypes loads has a scope

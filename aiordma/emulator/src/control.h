@@ -49,13 +49,16 @@ void umem_reset(void); /* in a fork() child, which owns none of it */
 /* ---------------------------------------------------------------- context.c */
 
 /* A device node's descriptor and a channel's both come to our hooks by number. */
-enum emu_file_kind { EMU_FILE_NONE, EMU_FILE_NODE, EMU_FILE_CHANNEL, EMU_FILE_DEAD };
+enum emu_file_kind { EMU_FILE_NONE, EMU_FILE_NODE, EMU_FILE_CHANNEL, EMU_FILE_CM, EMU_FILE_DEAD };
+
+struct cm_file; /* cm.h: an open /dev/infiniband/rdma_cm */
 
 struct emu_file {
 	enum emu_file_kind kind;
 	uint64_t dev, ino; /* what the descriptor must still be: it may have been closed where no hook saw it */
 	struct emu_ucontext *ctx;
 	struct emu_channel *channel;
+	struct cm_file *cm;
 };
 
 /* Without the lock and in a few loads: false for nearly every descriptor of a preloaded program. */
@@ -68,6 +71,7 @@ void emu_fd_forget(int fd); /* only the table's entry */
 
 /* These take the lock themselves. */
 int emu_node_open(struct emu_device *, int flags); /* a descriptor, or -errno */
+int emu_cm_open(int flags);			   /* the same, of /dev/infiniband/rdma_cm */
 void emu_node_adopt(int fd);			   /* if it's a dup() of a node we know: remember it */
 uint64_t emu_node_st_dev(void);			   /* st_dev of every node's descriptor; 0 before the first */
 int emu_fd_close(int fd);			   /* what close(fd) returns, with errno */
@@ -83,6 +87,8 @@ struct emu_device *emu_device_by_node(const char *path);
 unsigned emu_node_rdev_minor(const struct emu_device *);
 #define EMU_UVERBS_MAJOR 231	  /* IB_UVERBS_MAJOR, core/uverbs_main.c */
 #define EMU_UVERBS_BASE_MINOR 192 /* IB_UVERBS_BASE_MINOR */
+#define EMU_CM_MAJOR 10		  /* MISC_MAJOR */
+#define EMU_CM_MINOR 58		  /* one of those that the kernel gives as it likes; sysfs.py has the same */
 
 /* ---------------------------------------------------------------- hooks.c */
 

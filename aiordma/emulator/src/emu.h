@@ -339,6 +339,7 @@ struct emu_world {
 	uint32_t spin_us;	  /* device thread polls this long after the last work before it sleeps */
 	bool use_uffd;
 	bool reach_host; /* devices of other processes are on the same network */
+	uint32_t cm_response_timeout, cm_retries; /* of the connection manager: 4.096 us << it, and how often */
 	bool one_copy;	 /* their memory may be read, and they may read ours, where the system lets them */
 };
 extern struct emu_world emu; /* context.c */

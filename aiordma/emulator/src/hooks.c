@@ -18,7 +18,7 @@
 
 #include <linux/netlink.h>
 
-#include "control.h"
+#include "cm.h"
 #include "inject.h"
 
 struct emu_real emu_real;
@@ -70,9 +70,10 @@ static struct emu_device *node_of(const char *path)
 	return emu_device_by_node(path);
 }
 
+/* A device, or with none the connection manager's. */
 static int open_node(struct emu_device *d, int flags)
 {
-	int fd = emu_foreign() ? -EIO : emu_node_open(d, flags);
+	int fd = emu_foreign() ? -EIO : d ? emu_node_open(d, flags) : emu_cm_open(flags);
 
 	if (fd >= 0)
 		return fd;
@@ -103,7 +104,9 @@ int emu_hook_open(const char *path, int flags, mode_t mode)
 	char buf[PATH_MAX];
 
 	emu_real_init();
-	return d ? open_node(d, flags) : emu_real.open(sysfs_path(path, buf, sizeof(buf)), flags, mode);
+	if (d || emu_cm_is_node(path))
+		return open_node(d, flags);
+	return emu_real.open(sysfs_path(path, buf, sizeof(buf)), flags, mode);
 }
 
 int emu_hook_openat(int dirfd, const char *path, int flags, mode_t mode)
@@ -112,13 +115,15 @@ int emu_hook_openat(int dirfd, const char *path, int flags, mode_t mode)
 	char buf[PATH_MAX];
 
 	emu_real_init();
-	return d ? open_node(d, flags) : real_openat(dirfd, sysfs_path(path, buf, sizeof(buf)), flags, mode);
+	if (d || emu_cm_is_node(path))
+		return open_node(d, flags);
+	return real_openat(dirfd, sysfs_path(path, buf, sizeof(buf)), flags, mode);
 }
 
 static void fill_node_stat(const struct emu_device *d, struct stat *st)
 {
-	st->st_mode = S_IFCHR | 0666; /* as uverbs_devnode() in core/uverbs_main.c */
-	st->st_rdev = makedev(EMU_UVERBS_MAJOR, emu_node_rdev_minor(d));
+	st->st_mode = S_IFCHR | 0666; /* as uverbs_devnode() in core/uverbs_main.c and ucma_misc in core/ucma.c */
+	st->st_rdev = d ? makedev(EMU_UVERBS_MAJOR, emu_node_rdev_minor(d)) : makedev(EMU_CM_MAJOR, EMU_CM_MINOR);
 	st->st_size = 0;
 	st->st_blocks = 0;
 }
@@ -127,7 +132,7 @@ bool emu_hook_stat_path(const char *path, struct stat *st)
 {
 	struct emu_device *d = node_of(path);
 
-	if (!d)
+	if (!d && !emu_cm_is_node(path))
 		return false;
 	memset(st, 0, sizeof(*st));
 	st->st_nlink = 1;
@@ -150,6 +155,8 @@ void emu_hook_fstat_fix(int fd, struct stat *st)
 	f = emu_fd_get(fd);
 	if (f && f->kind == EMU_FILE_NODE)
 		fill_node_stat(f->ctx->dev, st);
+	else if (f && f->kind == EMU_FILE_CM)
+		fill_node_stat(NULL, st);
 	emu_unlock();
 }
 
@@ -218,15 +225,48 @@ out:
 	return -1;
 }
 
+/* The connection manager's file behind a descriptor, which is the caller's to put; NULL if it's none. */
+static struct cm_file *get_cm_file(int fd)
+{
+	struct cm_file *cm = NULL;
+	struct emu_file *f;
+
+	if (emu_foreign())
+		return NULL;
+	emu_lock();
+	f = emu_fd_get(fd);
+	if (f && f->kind == EMU_FILE_CM) {
+		cm = f->cm;
+		cm_file_get(cm);
+	}
+	emu_unlock();
+	return cm;
+}
+
+static ssize_t write_cm(struct cm_file *cm, int fd, const void *buf, size_t len)
+{
+	ssize_t n = emu_cm_write(cm, fd, buf, len);
+
+	cm_file_put(cm);
+	if (n >= 0)
+		return n;
+	errno = (int)-n;
+	return -1;
+}
+
 ssize_t emu_hook_write(int fd, const void *buf, size_t len)
 {
 	struct emu_ucontext *ctx;
+	struct cm_file *cm;
 	ssize_t n;
 	int error;
 
 	emu_real_init();
 	if (!emu_fd_known(fd))
 		return emu_real.write(fd, buf, len);
+	cm = get_cm_file(fd);
+	if (cm)
+		return write_cm(cm, fd, buf, len);
 	error = inject_write(fd, buf, len);
 	if (error) {
 		errno = error;

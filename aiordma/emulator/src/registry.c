@@ -37,6 +37,7 @@ static char folder[PATH_MAX - 64];
 static uint16_t own_blocks[QPN_BLOCKS];
 static uint32_t nown;
 static uint64_t nonce; /* others read it here */
+static uint32_t users;
 
 /* ---------------------------------------------------------------- the folder */
 
@@ -210,6 +211,11 @@ static void free_blocks_of_the_dead(void)
 			free_blocks(s);
 }
 
+void qpn_share(void)
+{
+	qpn_shared = true;
+}
+
 bool qpn_reserve(uint32_t indices)
 {
 	if (!qpn_shared)
@@ -281,6 +287,7 @@ static void forget(void)
 		emu_real.close(file);
 	shared = NULL;
 	file = -1;
+	users = 0;
 	nown = 0;
 	qpn_shared = false;
 	qpn_first_block = 0;
@@ -291,8 +298,12 @@ bool registry_start(void)
 {
 	int err;
 
+	if (users) {
+		users++;
+		return true;
+	}
 	if (find_folder() && map_file() && take_slot()) {
-		qpn_shared = true;
+		users = 1;
 		sweep();
 		emu_log(EMU_DEBUG, "process %u.%u in %s", self.slot, self.generation, folder);
 		return true;
@@ -305,7 +316,7 @@ bool registry_start(void)
 
 void registry_stop(void)
 {
-	if (!shared)
+	if (!shared || --users)
 		return;
 	free_blocks(self.slot);
 	forget(); /* the lock goes with the descriptor */

@@ -41,7 +41,7 @@ struct registry_peer {
 };
 
 /* Takes an entry. False: there is no other process for us, and QP numbers are the tables' own; the log says why. */
-bool registry_start(void);
+bool registry_start(void); /* each that returned true has its registry_stop() */
 void registry_stop(void);
 void registry_forked(void);
 
@@ -58,6 +58,7 @@ bool registry_owner(uint32_t qpn, struct registry_peer *);
 /* ---------------------------------------------------------------- QP numbers */
 
 /* From a place in a device's table to the number that everybody knows, and back. Not ours: UINT32_MAX. */
+void qpn_share(void); /* from here on they're unique among processes; with the registry on and before there are any */
 bool qpn_reserve(uint32_t indices); /* false: there are no more */
 uint32_t qpn_limit(void);	    /* indices below it have numbers */
 uint32_t qpn_of_index(uint32_t index);

@@ -21,6 +21,7 @@ bool wire_on;
 uint32_t *wire_attention, wire_attention_seen;
 
 static int own_fifo = -1;
+static bool in_registry; /* as a user of it */
 static uint64_t alive_next;
 static pid_t owner;
 
@@ -305,6 +306,8 @@ int wire_start(void)
 
 	if (!emu.reach_host || !registry_start())
 		return 0;
+	in_registry = true;
+	qpn_share();
 	fifo_name(name, sizeof(name), registry_self());
 	unlink(file_path(path, name));
 	if (mkfifo(path, 0600) || (own_fifo = open_fifo(name)) < 0 || !qpn_reserve(1)) {
@@ -324,8 +327,9 @@ int wire_start(void)
 
 void wire_stop(void)
 {
-	if (!registry_on())
+	if (!in_registry)
 		return;
+	in_registry = false;
 	unlink_all();
 	while (!list_empty(&wire_links))
 		drop_link(container_of(wire_links.next, struct wire_link, link));
@@ -348,6 +352,6 @@ void wire_forked(void)
 	if (own_fifo >= 0)
 		emu_real.close(own_fifo);
 	own_fifo = -1;
-	wire_on = false;
+	wire_on = in_registry = false;
 	registry_forked();
 }
