@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from aiordma import _linking
 from aiordma.errors import ProviderError, VerbsError
 
 __all__ = ["memlock_hint", "module", "translate", "version"]
@@ -53,14 +54,8 @@ def _explain(e: ImportError) -> str:
             "pyverbs isn't there for this Python. It comes from the distribution (apt install python3-pyverbs), for the "
             "distribution's own Python; a virtual environment needs --system-site-packages to see it"
         )
-    if "libibverbs.so" in text:
-        return f"libibverbs isn't installed ({text}): apt install libibverbs1 ibverbs-providers"
-    if "IBVERBS_PRIVATE" in text or "version" in text:
-        return (
-            f"pyverbs and libibverbs are of different versions ({text}): pyverbs loads only against the libibverbs that "
-            "it was built with; install both from the distribution, and see that no other libibverbs comes first on "
-            "LD_LIBRARY_PATH"
-        )
+    if _linking.is_about_rdma_core(e):
+        return f"pyverbs can't be loaded: {_linking.explain(e)}"
     return f"pyverbs can't be loaded: {text}"
 
 

@@ -69,11 +69,33 @@ def emulate(
 @app.command()
 def devices(
     emulated: Annotated[int, typer.Option(min=0, max=16, help="list so many emulated devices instead")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print the list as JSON")] = False,
 ) -> None:
-    """List the RDMA devices that libibverbs sees."""
+    """List the RDMA devices that libibverbs sees, with their ports and GIDs.
+
+    Exit status: 0 if there are any, 1 if there are none or libibverbs can't be asked, 2 for bad usage.
+    """
     from aiordma.cli.devices import show
 
-    raise typer.Exit(show(emulated))
+    raise typer.Exit(show(emulated, as_json))
+
+
+@app.command()
+def doctor(
+    emulated: Annotated[
+        bool, typer.Option("--emulated", help="examine the emulated NIC instead of this machine's devices")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 for warnings too")] = False,
+    timeout: Annotated[float, typer.Option(min=1.0, help="seconds for each attempt that may hang")] = 20.0,
+) -> None:
+    """Find what keeps RDMA from working here, and say what to do about it.
+
+    Exit status: 0 if RDMA should work, 1 if something stops it (with --strict also for warnings), 2 for bad usage.
+    """
+    from aiordma.cli.doctor import run as examine
+
+    raise typer.Exit(examine(emulated=int(emulated), as_json=as_json, strict=strict, timeout=timeout))
 
 
 def main() -> None:

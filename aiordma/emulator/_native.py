@@ -9,6 +9,7 @@ import functools
 import os
 from typing import Any
 
+from aiordma._linking import explain
 from aiordma.emulator._library import library_path
 from aiordma.errors import ProviderError, RdmaError
 
@@ -142,30 +143,40 @@ def libibverbs() -> ctypes.CDLL:
 
     What loads them later gets these, patched.
     """
-    loaded: ctypes.CDLL | None = None
-    for name in ("libmlx5.so.1", "libibverbs.so.1"):
-        try:
-            loaded = ctypes.CDLL(name, use_errno=True)
-        except OSError as e:
-            raise ProviderError(
-                f"{name} can't be loaded ({e}): the emulated NIC stands in for the kernel, and needs the distribution's "
-                "RDMA libraries above it: apt install libibverbs1 ibverbs-providers"
-            ) from e
-    assert loaded is not None
+    try:
+        ctypes.CDLL("libmlx5.so.1")
+    except OSError as e:
+        raise ProviderError(
+            f"the emulated NIC stands in for the kernel, and needs the distribution's RDMA libraries above it: {explain(e)}"
+        ) from e
+    loaded = _device_list()
     with contextlib.suppress(OSError):
         ctypes.CDLL("librdmacm.so.1", use_errno=True)
-    loaded.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
-    loaded.ibv_get_device_list.argtypes = [ctypes.POINTER(ctypes.c_int)]
-    loaded.ibv_free_device_list.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
-    loaded.ibv_free_device_list.restype = None
-    loaded.ibv_get_device_name.argtypes = [ctypes.c_void_p]
-    loaded.ibv_get_device_name.restype = ctypes.c_char_p
+    return loaded
+
+
+@functools.cache
+def _device_list() -> ctypes.CDLL:
+    """Load libibverbs for what lists devices."""
+    try:
+        loaded = ctypes.CDLL("libibverbs.so.1", use_errno=True)
+    except OSError as e:
+        raise ProviderError(explain(e)) from e
+    try:
+        loaded.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+        loaded.ibv_get_device_list.argtypes = [ctypes.POINTER(ctypes.c_int)]
+        loaded.ibv_free_device_list.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
+        loaded.ibv_free_device_list.restype = None
+        loaded.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+        loaded.ibv_get_device_name.restype = ctypes.c_char_p
+    except AttributeError as e:
+        raise ProviderError(explain(e)) from e
     return loaded
 
 
 def visible_devices() -> list[str]:
     """Return the names of the devices that libibverbs sees."""
-    lib = libibverbs()
+    lib = _device_list()
     count = ctypes.c_int()
     devices: Any = lib.ibv_get_device_list(ctypes.byref(count))
     if not devices:
