@@ -414,6 +414,10 @@ class Device:
         """The open memory regions."""
         return [child for child in list(self._children) if isinstance(child, memory.MemoryRegion) and not child.closed]
 
+    def objects(self) -> list[Any]:
+        """What was made on it and isn't closed: queue pairs, SRQs, memory regions and so on."""
+        return list(self._children)
+
     def adopt(self, child: Owned) -> None:
         """A new MR, QP or SRQ: closed with the device."""
         self._children.add(child)

@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
 # A Python that a test starts in the repository would import the package from its source tree, which has no
 # compiled parts. With this set, `python -c` and `python -m` leave the working directory out of sys.path.
@@ -26,8 +27,9 @@ def _import_is_from_source_tree() -> bool:
     if spec is None:
         return False
     in_tree = spec.origin == str(Path(__file__).parents[1] / "aiordma" / "__init__.py")
-    # An editable install has a loader of its own, which finds the compiled parts.
-    return in_tree and type(spec.loader) is importlib.machinery.SourceFileLoader
+    # An editable install has a loader of its own, which finds the compiled parts. pytest's own, which rewrites the asserts of
+    # packages with a plugin in them, doesn't.
+    return in_tree and type(spec.loader) in (importlib.machinery.SourceFileLoader, AssertionRewritingHook)
 
 
 if _import_is_from_source_tree():
