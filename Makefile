@@ -31,7 +31,9 @@ demo: build ## run examples/demo.py on the emulated NIC (FILE=path: a file of yo
 	@$(VENV)/bin/python examples/demo.py $(if $(FILE),"$(FILE)") $(ARGS)
 
 .PHONY: bench
-bench: build ## run the benchmarks (ARGS="...": their options)
+bench: build ## run the benchmarks and write docs/performance.md (ARGS="--quick": two minutes; UCX=1: with ucxx)
+	@$(BOOTSTRAP) bench
+	@$(if $(UCX),$(BOOTSTRAP) bench-ucx)
 	@$(VENV)/bin/python benchmarks/bench.py $(ARGS)
 
 .PHONY: test

@@ -1,122 +1,190 @@
-"""Measures 8-byte RDMA writes: a C loop, pyverbs, and aiordma on each event loop.
+"""Measures aiordma beside C, pyverbs and others, in turns, on one device.
 
 Run it:  make bench                  (make bench ARGS="--quick")
 
-Contenders run one after the other, each in a process of its own, and all of them again in the next round, so that what
-disturbs the machine for a while disturbs them all. On the emulated NIC every one runs under `aiordma emulate`. Results go
-to build/bench/results.json and, as a table, to standard output.
+All programs of a workload are started and wait; then each round goes through them all, so that what disturbs the machine
+for a while disturbs them all. Results go to build/bench/results.json, tables to standard output; a full run also writes
+docs/performance.md and its plots.
 """
 
 from __future__ import annotations
 
-import argparse
+import datetime
 import json
-import os
 import subprocess
 import sys
-import sysconfig
+import time
 from pathlib import Path
+from typing import Annotated, Any
 
-import report
-from contenders import BUILD, Contender, Settings, contenders
+import goals
+import machine
+import results
+import tables
+import typer
+from cases import BUILD, build_c, cases, groups
+from devices import Bench, NoDevice, choose_device
+from measure import Settings, run_together
+from rich.console import Console
+from special import special
 
 import aiordma
 
-
-class ContenderFailed(Exception):
-    """A contender ended with an error, or printed something else than a result."""
-
-
-def choose_device(wanted: str | None) -> tuple[str, list[str]]:
-    """The verbs name, and what to put before a contender's command."""
-    wanted = wanted or os.environ.get("AIORDMA_DEVICE") or None
-    if wanted is None:
-        found = aiordma.list_devices()
-        wanted = found[0].name if found else "emulated"
-    kind, _, name = wanted.partition(":")
-    if kind != "emulated":
-        return wanted, []
-    name = name or "mlx5_0"
-    return name, [str(Path(sysconfig.get_path("scripts")) / "aiordma"), "emulate", "--name", name, "--"]
+SCHEMA = 1
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+out = Console(width=None if sys.stdout.isatty() else 120)
+err = Console(stderr=True)
 
 
-def measure(contender: Contender, prefix: list[str], timeout: float) -> list[float]:
-    try:
-        done = subprocess.run(
-            [*prefix, *contender.command], capture_output=True, text=True, timeout=timeout, check=True, cwd=BUILD
-        )
-        ns: list[float] = json.loads(done.stdout)["ns"]
-    except subprocess.CalledProcessError as e:
-        raise ContenderFailed(f"status {e.returncode}\n{e.stderr}") from e
-    except subprocess.TimeoutExpired as e:
-        raise ContenderFailed(f"not done after {timeout:.0f} s") from e
-    except (ValueError, KeyError) as e:
-        raise ContenderFailed(f"not a result: {done.stdout!r}") from e
-    return ns
+def progress(text: str) -> None:
+    if err.is_terminal:
+        print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure 8-byte RDMA writes.")
-    parser.add_argument("--device", help='a verbs device, or "emulated" (default: hardware if there is any)')
-    parser.add_argument("--rounds", type=int, default=5, help="times that every contender runs (5)")
-    parser.add_argument("--slices", type=int, default=10, help="measurements in a run (10)")
-    parser.add_argument("--ops", type=int, default=20_000, help="operations in a slice (20000)")
-    parser.add_argument("--outstanding", type=int, default=100, help="operations in flight, and in a batch (100)")
-    parser.add_argument("--quick", action="store_true", help="one round of short runs")
-    parser.add_argument("--only", metavar="TEXT", help="only contenders with TEXT in their names")
-    parser.add_argument("--output", type=Path, default=BUILD / "results.json", help="(build/bench/results.json)")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for one run (120)")
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.slices, options.ops = 1, 3, 2000
-    if min(options.rounds, options.slices, options.ops, options.outstanding) < 1:
-        parser.error("--rounds, --slices, --ops and --outstanding are numbers from 1")
-    if options.outstanding > min(options.ops, 128):
-        parser.error("--outstanding is at most 128, aiordma's default queue, and at most --ops")
-    return options
+def measure(bench: Bench, settings: Settings, only: list[str]) -> dict[str, Any]:
+    def wanted(name: str) -> bool:
+        return not only or any(text in name for text in only)
 
-
-def main() -> int:
-    options = arguments()
-    name, prefix = choose_device(options.device)
-    settings = Settings(name, options.slices, options.ops, options.outstanding)
-    about = report.machine()
-    results = [
-        report.Result(contender)
-        for contender in contenders(settings)
-        if not options.only or options.only.lower() in contender.name.lower()
-    ]
-    nature = "aiordma's emulated NIC: software and this machine, no hardware" if prefix else "hardware"
-    print(f"{name} ({nature}); {about['cpu']}, {about['cpus']} CPUs, load {about['load_at_start']:.1f} at the start")
-    if about["load_at_start"] > about["cpus"] - 1:
+    about = machine.machine()
+    out.print(
+        f"{bench.device} ({bench.nature}); {about['cpu']}, {about['cpus']} CPUs, load {about['load_at_start']} at the start"
+    )
+    if about["load_at_start"] > about["cpus"] / 4:
         # The loop that polls and the emulated device's thread want a CPU each.
-        print("The machine is busy: medians say little, and their spread says how little. Best slices say more.")
-    failed = False
-    for number in range(1, options.rounds + 1):
-        for result in results:
-            if sys.stderr.isatty():
-                print(f"\r\x1b[Kround {number}: {result.contender.name}", end="", file=sys.stderr, flush=True)
-            try:
-                result.runs.append(measure(result.contender, prefix, options.timeout))
-            except ContenderFailed as e:
-                failed = True
-                print(f"{result.contender.name}, {result.contender.workload}: {e}", file=sys.stderr)
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
-    results = [result for result in results if result.runs]
-    print(report.table(results, settings))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report.as_json(results, settings, about, bool(prefix)), indent=1) + "\n")
-    print(f"\nwritten to {options.output}")
-    return 1 if failed else 0
+        out.print("The machine is busy: ratios say more than times, and their spread says how much.")
+    keys: dict[str, float] = {}
+    workloads: dict[str, Any] = {}
+    quantiles: dict[str, list[float]] = {}
+    raw: dict[str, list[float]] = {}
+    chosen = []
+    for case in cases(bench):
+        case.contenders = [c for c in case.contenders if wanted(f"{case.name}.{c.name}")]
+        if case.contenders:
+            chosen.append(case)
+    out_of_time: list[str] = []
+    together = groups(chosen)
+    began = time.monotonic()
+    for number, group in enumerate(together):
+        left = settings.budget - (time.monotonic() - began)
+        if left < -settings.budget / 4:
+            out_of_time += [case.name for case in group]
+            continue
+        # Two thirds of the time that is left for each is for starting programs and for finding out how fast they are.
+        waiting = sum(len(case.contenders) for later in together[number:] for case in later)
+        share = max(0.0, left) * sum(len(case.contenders) for case in group) / waiting / 3
+        progress("starting " + ", ".join(case.name for case in group))
+        outcomes = run_together(group, bench, settings, share, progress)
+        progress("")
+        for outcome in outcomes:
+            name = outcome.case.name
+            keys.update(results.numbers(outcome))
+            workloads[name] = results.describe(outcome)
+            quantiles.update(results.quantiles(outcome))
+            raw.update(results.raw(outcome))
+            if outcome.measured:
+                out.print(tables.case_table(name, workloads[name], keys))
+            for contender, why in outcome.left_out.items():
+                out.print(f"  left out: {contender}: {why}", style="dim", highlight=False)
+            for contender, why in outcome.failed.items():
+                out.print(f"  failed: {contender}: {why}", style="red", markup=False)
+    found, failed = special(bench, settings, wanted, progress)
+    progress("")
+    keys.update({key: round(value, 4) for key, value in found.items()})
+    for key, value in found.items():
+        out.print(f"{key} = {value:,.2f}", highlight=False)
+    for name, why in failed.items():
+        out.print(f"failed: {name}: {why}", style="red", markup=False)
+    return {
+        "schema": SCHEMA,
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": bench.device,
+        "emulated": bench.emulated,
+        "nature": bench.nature,
+        "machine": about,
+        "settings": vars(settings),
+        "seconds": round(time.monotonic() - began, 1),
+        "results": keys,
+        "workloads": workloads,
+        "quantiles": quantiles,
+        "quantile_points": [round(float(q), 4) for q in results.QUANTILES],
+        "rounds_ns": raw,
+        "failed": failed,
+        "out_of_time": out_of_time,
+        "goals": [{**vars(goal), "verdict": goal.verdict} for goal in goals.goals(keys)],
+    }
+
+
+@app.command()
+def main(
+    device: Annotated[
+        str | None, typer.Option(help='A verbs device, or "emulated" (default: AIORDMA_DEVICE, else hardware if any)')
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short turns, a few rounds: about two minutes")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, max=1000, help="Turns of each contender (15; quick: 5)")] = None,
+    slice_ms: Annotated[
+        float | None, typer.Option(min=1, max=5000, help="Milliseconds of a turn (50; quick: 15)")
+    ] = None,
+    ops: Annotated[int, typer.Option(min=0, help="Operations of a turn, instead of a time")] = 0,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Only what has TEXT in WORKLOAD.CONTENDER; repeatable")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where the results go")] = BUILD / "results.json",
+    page: Annotated[
+        bool | None,
+        typer.Option("--page/--no-page", help="Write docs/performance.md (default: after a whole full run)"),
+    ] = None,
+    page_from: Annotated[
+        Path | None, typer.Option(metavar="RESULTS", help="Measure nothing: write the page from these results")
+    ] = None,
+    docs: Annotated[Path, typer.Option(help="Where the page goes")] = Path(__file__).parent.parent / "docs",
+    budget: Annotated[float | None, typer.Option(min=1, help="Seconds for everything (540; quick: 100)")] = None,
+    rss_ops: Annotated[
+        int | None, typer.Option(min=10, help="Operations to watch memory over (10M; quick: 1M)")
+    ] = None,
+) -> None:
+    """Measures aiordma beside C, pyverbs and others, in turns, on one device."""
+    if page_from is not None:
+        write_page(json.loads(page_from.read_text()), docs)
+        return
+    settings = Settings(
+        rounds=rounds or (5 if quick else 15),
+        slice_ms=slice_ms or (15 if quick else 50),
+        ops=ops,
+        samples=min(ops, 100) if ops else 2000 if quick else 20_000,
+        budget=budget or (100 if quick else 540),
+        rss_ops=rss_ops or (1_000_000 if quick else 10_000_000),
+        wait_ms=50 if ops else 300 if quick else 1000,
+        imports=1 if ops else 5 if quick else 15,
+    )
+    try:
+        build_c()
+        with choose_device(device) as bench:
+            found = measure(bench, settings, only or [])
+    except (aiordma.RdmaError, NoDevice, OSError, subprocess.CalledProcessError) as e:
+        err.print(f"bench: {e}", style="red", markup=False)
+        raise typer.Exit(1) from e
+    out.print(tables.goal_table(list(goals.goals(found["results"]))))
+    for name in found["out_of_time"]:
+        out.print(f"left out: {name}: out of time", highlight=False)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(found, indent=1) + "\n")
+    out.print(f"written to {output}", highlight=False)
+    if page or (page is None and not quick and not only and not ops):
+        write_page(found, docs)
+    if found["failed"] or any(about["failed"] for about in found["workloads"].values()):
+        raise typer.Exit(1)
+
+
+def write_page(found: dict[str, Any], docs: Path) -> None:
+    from page import write  # matplotlib is slow to import, and not everybody has it
+
+    for path in write(found, docs):
+        out.print(f"written to {path}", highlight=False)
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        app()
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         sys.exit(130)
-    except (aiordma.RdmaError, OSError, subprocess.CalledProcessError) as e:
-        print(f"bench: {e}", file=sys.stderr)
-        sys.exit(1)

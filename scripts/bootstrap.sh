@@ -5,6 +5,7 @@
 #   scripts/bootstrap.sh package    that, and the package built and installed into the environment   (the default)
 #   scripts/bootstrap.sh develop    that, but as an editable install, which rebuilds itself when imported
 #   scripts/bootstrap.sh vm         only the distribution packages that tests/rxe/vm needs: QEMU and a few tools
+#   scripts/bootstrap.sh bench      the tools, and what the benchmarks need; bench-ucx: what some of them need
 #
 # AIORDMA_PYTHON   the Python to use; it must import pyverbs (default: the distribution's)
 # AIORDMA_VENV     the virtual environment (default: .venv); several can live side by side
@@ -14,9 +15,9 @@ cd "$(dirname "$0")/.."
 
 goal=${1:-package}
 case $goal in
-tools | package | develop | vm) ;;
+tools | package | develop | bench | bench-ucx | vm) ;;
 *)
-    echo "usage: $0 [tools|package|develop|vm]" >&2
+    echo "usage: $0 [tools|package|develop|bench|bench-ucx|vm]" >&2
     exit 2
     ;;
 esac
@@ -180,6 +181,15 @@ install_tools() {
     mark_done tools "$key"
 }
 
+install_group() {
+    local key
+    key=$(cat pyproject.toml "$constraints" | digest)
+    done_already "$1" "$key" && return
+    say "installing what the group $1 of pyproject.toml names into ${venv#"$PWD"/}"
+    pip_install --group "$1"
+    mark_done "$1" "$key"
+}
+
 # Everything that goes into the package: any change of it, a removal too, is a reason to install again.
 package_digest() {
     find aiordma scripts/not-installed.py meson.build meson.options pyproject.toml README.md LICENSE \
@@ -231,4 +241,5 @@ install_tools
 case $goal in
 package) install_package ;;
 develop) install_editable ;;
+bench | bench-ucx) install_group "$goal" ;;
 esac
