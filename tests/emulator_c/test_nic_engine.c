@@ -435,6 +435,63 @@ static void forks(void)
 	close_all();
 }
 
+/* Hardware has the pages of its queues pinned: a program that unmaps some, or closes them to accesses, isn't ended by it,
+ * and other queues go on. */
+static void queues_taken_away(void)
+{
+	for (unsigned what = 0; what < 4; what++) {
+		size_t size = 64 * 64 + 64 * 16;
+		struct tqp q[2], other[2];
+		struct emu_qp *p = &q[0].qp;
+		uint8_t *buf, *page;
+		struct sge s;
+		struct wr w;
+
+		open_all();
+		w = write_of(&s, 8);
+		pair_new(q);
+		pair_new(other);
+		qp_post(&q[0], &w);
+		ok(&q[0]);
+		page = mmap(NULL, 4096 + 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		CHECK(page != MAP_FAILED);
+		buf = page + 4096;
+		emu_lock();
+		memcpy(buf, p->buf, size);
+		memcpy(page, p->db, 8);
+		p->sq = buf + (p->sq - p->buf);
+		p->rq = buf + (p->rq - p->buf);
+		if (what < 2)
+			p->db = (uint32_t *)(void *)page;
+		emu_unlock();
+		/* The record, or the ring with a request in it that the device hasn't seen. */
+		if (what % 2)
+			CHECK(!mprotect(what < 2 ? page : buf, what < 2 ? 4096 : 8192, PROT_NONE));
+		else
+			CHECK(!munmap(what < 2 ? page : buf, what < 2 ? 4096 : 8192));
+		if (what >= 2)
+			__atomic_store_n(&q[0].db[1], htobe32(2), __ATOMIC_RELEASE);
+		emu_lock();
+		emu_qp_kick(p);
+		emu_unlock();
+		for (unsigned i = 0; i < 100; i++) {
+			struct wc wc;
+
+			qp_post(&other[0], &w);
+			do
+				cq_wait(&cq, &wc);
+			while (wc.qpn != other[0].qp.qpn);
+			CHECK_EQ(wc.syndrome, 0);
+		}
+		for (unsigned i = 0; i < 2; i++) {
+			qp_free(&other[i]);
+			qp_free(&q[i]);
+		}
+		munmap(page, 4096 + 8192);
+		close_all();
+	}
+}
+
 int main(void)
 {
 	world_open(1);
@@ -446,6 +503,7 @@ int main(void)
 	garbage();
 #ifndef __SANITIZE_THREAD__ /* its atomic stores hold a lock of its own, which a fault leaves locked */
 	unmapped();
+	queues_taken_away();
 #endif
 	forks();
 	world_close();

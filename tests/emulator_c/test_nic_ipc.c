@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Two processes: random operations against a model, with receivers that come late, and with somebody who writes rubbish
- * into what they share. */
+ * Two processes: random operations against a model, with receivers that come late, with somebody who writes rubbish into
+ * what they share, and with somebody who cuts it short. */
 #define _GNU_SOURCE
 #include "nic_world.h"
 
@@ -257,12 +257,18 @@ static void scribbler(bool unused)
 	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
 }
 
-static void disturbed(bool one_copy)
+static void reconnect(struct tqp *q, unsigned i, uint8_t timeout)
 {
-	unsigned me = load(&s->go_on);
+	qp_state(q, IBV_QPS_RESET);
+	q->sq_pi = q->rq_pi = 0;
+	memset(q->db, 0, sizeof(q->db));
+	qp_set_peer(q, 0, s->qpn[!side][i]);
+	q->qp.timeout = timeout;
+	qp_to_rts(q);
+}
 
-	open_side(me, one_copy);
-	connect_all(8, 0);
+static void disturb(void)
+{
 	while (!load(&s->stop)) {
 		for (unsigned i = 0; i < QPS; i++) {
 			uint32_t len = random_length();
@@ -277,17 +283,80 @@ static void disturbed(bool one_copy)
 				qp_post(&qp[i], &w);
 			for (unsigned k = 0; k < 4; k++)
 				cq_wait(&scq, &wc);
-			if (qp_state_now(&qp[i]) == IBV_QPS_ERR) {
-				qp_state(&qp[i], IBV_QPS_RESET);
-				qp[i].sq_pi = qp[i].rq_pi = 0;
-				memset(qp[i].db, 0, sizeof(qp[i].db));
-				qp_set_peer(&qp[i], 0, s->qpn[!side][i]);
-				qp[i].qp.timeout = 8;
-				qp_to_rts(&qp[i]);
-			}
+			if (qp_state_now(&qp[i]) == IBV_QPS_ERR)
+				reconnect(&qp[i], i, 8);
 		}
 	}
+}
+
+static void disturbed(bool one_copy)
+{
+	open_side(load(&s->go_on), one_copy);
+	connect_all(8, 0);
+	disturb();
 	close_side();
+}
+
+/* ---------------------------------------------------------------- cut short */
+
+static void meet(void)
+{
+	__atomic_store_n(&s->ready[side], load(&s->ready[side]) + 1, __ATOMIC_RELEASE);
+	wait_for(&s->ready[!side], load(&s->ready[side]));
+}
+
+/* Over a link that was torn all is lost, and over the next one all is well. */
+static void torn(bool one_copy)
+{
+	open_side(load(&s->go_on), one_copy);
+	connect_all(8, 0);
+	disturb();
+	meet();
+	for (unsigned i = 0; i < QPS; i++)
+		reconnect(&qp[i], i, 20);
+	meet();
+	for (unsigned i = 0; i < QPS; i++) {
+		struct sge e = { s->mem[side], 64, mr.m.key };
+		struct wr w = { .opcode = MLX5_OPCODE_RDMA_WRITE, .sg = &e, .nsg = 1, .raddr = (uintptr_t)s->mem[!side],
+				.rkey = s->key[!side] };
+		struct wc wc;
+
+		qp_post(&qp[i], &w);
+		cq_wait(&scq, &wc);
+		CHECK_EQ(wc.syndrome, 0);
+	}
+	meet();
+	close_side();
+}
+
+static void cutter(bool unused)
+{
+	uint64_t until = monotonic_us() + 1500000;
+	unsigned cut = 0;
+
+	(void)unused;
+	while (monotonic_us() < until || !cut) {
+		int fd = open_link();
+
+		if (fd >= 0 && !ftruncate(fd, rand() % 2 ? 0 : rand() % (1 << 21)))
+			cut++;
+		close(fd);
+		usleep(rand() % 20000);
+	}
+	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
+}
+
+/* Nobody finds anybody after that, and nobody dies of it. */
+static void registry_cutter(bool unused)
+{
+	char path[PATH_MAX];
+
+	(void)unused;
+	usleep(200000);
+	snprintf(path, sizeof(path), "%s/aiordma-%u/registry-2", folder, (unsigned)geteuid());
+	CHECK(!truncate(path, 0));
+	usleep(500000);
+	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
 }
 
 /* ---------------------------------------------------------------- */
@@ -315,6 +384,17 @@ static void finish(unsigned n)
 	}
 }
 
+static void together(void (*pair)(bool), void (*third)(bool), bool one_copy)
+{
+	memset(s, 0, offsetof(struct shared, mem));
+	start(pair, one_copy);
+	wait_for(&s->ready[0], 1);
+	s->go_on = 1;
+	start(pair, one_copy);
+	start(third, one_copy);
+	finish(3);
+}
+
 static void remove_all(const char *path)
 {
 	DIR *dir = opendir(path);
@@ -339,13 +419,9 @@ int main(void)
 		start(sender, one_copy);
 		start(receiver, one_copy);
 		finish(2);
-		memset(s, 0, offsetof(struct shared, mem));
-		start(disturbed, one_copy);
-		wait_for(&s->ready[0], 1);
-		s->go_on = 1;
-		start(disturbed, one_copy);
-		start(scribbler, one_copy);
-		finish(3);
+		together(disturbed, scribbler, one_copy);
+		together(torn, cutter, one_copy);
+		together(disturbed, registry_cutter, one_copy);
 		munmap(s, sizeof(*s));
 	}
 	snprintf(path, sizeof(path), "%s/aiordma-%u", folder, (unsigned)geteuid());

@@ -67,7 +67,7 @@ static int check_provider_part(struct emu_ucontext *ctx, const struct mlx5_ib_cr
 		return EOPNOTSUPP;
 	if (u->flags & MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD && u->cqe_size != 128)
 		return EOPNOTSUPP;
-	if (u->db_addr & 7) /* the field has no lower bits */
+	if (u->db_addr & 7 || queue_misaligned(u->buf_addr)) /* the fields have no lower bits */
 		return EINVAL;
 	return 0;
 }
@@ -262,7 +262,7 @@ static int resize_cq(struct emu_cmd *c)
 		err = cmd_uhw_request(c, &u, sizeof(u), sizeof(u));
 		if (err)
 			return err;
-		if (u.reserved0 || u.reserved1 || (u.cqe_size != 64 && u.cqe_size != 128))
+		if (u.reserved0 || u.reserved1 || (u.cqe_size != 64 && u.cqe_size != 128) || queue_misaligned(u.buf_addr))
 			return EINVAL;
 		err = umem_get(u.buf_addr, (uint64_t)u.cqe_size * entries, true, &pages);
 		if (err)

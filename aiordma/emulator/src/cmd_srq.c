@@ -62,7 +62,7 @@ static int new_srq(struct emu_cmd *c, const struct srq_request *r, struct emu_sr
 	if (r->max_wr > d->limits.max_srq_wr || r->max_sge > d->limits.max_srq_sge)
 		return EINVAL;
 	err = cmd_uhw_request(c, &u, offsetof(struct mlx5_ib_create_srq, uidx), sizeof(u));
-	if (!err && (u.reserved0 || u.reserved1 || u.db_addr & 7))
+	if (!err && (u.reserved0 || u.reserved1 || u.db_addr & 7 || queue_misaligned(u.buf_addr)))
 		err = EINVAL;
 	if (!err && u.flags)
 		err = EOPNOTSUPP; /* WQE signatures */

@@ -42,7 +42,8 @@ static int read_provider_part(struct emu_cmd *c, struct mlx5_ib_create_wq *u)
 		return EOPNOTSUPP; /* neither striding queues nor WQE signatures */
 	if (!u->rq_wqe_count || u->rq_wqe_count > max || u->rq_wqe_count & (u->rq_wqe_count - 1))
 		return EINVAL;
-	if (u->rq_wqe_shift < 4 || u->rq_wqe_shift > 9 || u->user_index & ~UIDX_MASK || u->db_addr & 7)
+	if (u->rq_wqe_shift < 4 || u->rq_wqe_shift > 9 || u->user_index & ~UIDX_MASK || u->db_addr & 7 ||
+	    queue_misaligned(u->buf_addr))
 		return EINVAL;
 	return 0;
 }

@@ -44,6 +44,12 @@ int user_check_zero(uint64_t addr, size_t len);
  * pages to RLIMIT_MEMLOCK. *pages is what to give back to umem_release(). */
 int umem_get(uint64_t addr, uint64_t len, bool writable, uint64_t *pages);
 void umem_release(uint64_t pages);
+/* A queue's buffer: its offset in a page is told to the device in units of 64 bytes, and what can't be told is EINVAL:
+ * __mlx5_umem_find_best_quantized_pgoff() in mlx5/mem.c. */
+static inline bool queue_misaligned(uint64_t addr)
+{
+	return addr & 63;
+}
 void umem_reset(void); /* in a fork() child, which owns none of it */
 
 /* ---------------------------------------------------------------- context.c */

@@ -83,11 +83,16 @@ void emu_lock(void)
 	pthread_mutex_lock(&emu.lock);
 locked:
 	__atomic_sub_fetch(&e.waiting, 1, __ATOMIC_SEQ_CST);
+	stand_in_begin();
 }
 
 void emu_unlock(void)
 {
+	sigset_t mask;
+
+	stand_in_end(&mask);
 	pthread_mutex_unlock(&emu.lock);
+	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 }
 
 static bool commands_wait(void)

@@ -42,9 +42,11 @@ static void on_fault(int sig, siginfo_t *info, void *context)
 	if (f.on && pthread_equal(pthread_self(), f.thread)) {
 		f.on = false;
 		f.address = (uintptr_t)info->si_addr;
+		if (sig == SIGBUS)
+			stand_in_noted(f.address);
 		_longjmp(f.back, 1);
 	}
-	if (sig == SIGSEGV && mmio_fault(info, context))
+	if (stand_in(sig, info) || (sig == SIGSEGV && mmio_fault(info, context)))
 		return;
 	signal_pass_on(&f.old[sig == SIGBUS], sig, info, context);
 }
@@ -88,6 +90,7 @@ void fault_forked(void)
 {
 	pthread_mutex_init(&install_lock, NULL);
 	f.on = false;
+	stand_in_forked();
 }
 
 void fault_guard_start(void)

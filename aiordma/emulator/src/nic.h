@@ -83,6 +83,12 @@ void fault_forked(void);
 int fault_handler_install(void); /* by whoever needs it before the device thread has come to it */
 /* To the handler that was there before. */
 void signal_pass_on(const struct sigaction *old, int sig, siginfo_t *info, void *context);
+/* stand_in.c: a fault of the device's, or of a command, on memory of its own. True: the access works now. */
+bool stand_in(int sig, const siginfo_t *info);
+void stand_in_noted(uintptr_t address); /* a fault of which somebody else takes care */
+void stand_in_begin(void); /* around a command, emu.lock held; the mask is to be set when it isn't any more */
+void stand_in_end(sigset_t *mask);
+void stand_in_forked(void);
 /* mmio.c: a fault that an access to a register made. False: it's none of these. */
 bool mmio_fault(const siginfo_t *info, void *context);
 

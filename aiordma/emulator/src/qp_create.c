@@ -122,6 +122,7 @@ static bool has_receive_queue(const struct emu_qp *qp)
 static int set_geometry(struct emu_qp *qp, const struct mlx5_ib_create_qp *u, uint64_t *bytes)
 {
 	uint32_t max_wr = qp->dev->limits.max_qp_wr;
+	uint64_t rq_bytes;
 
 	if (has_receive_queue(qp)) {
 		if (u->rq_wqe_shift < 4 || u->rq_wqe_shift > 9 || u->rq_wqe_count > max_wr)
@@ -136,11 +137,15 @@ static int set_geometry(struct emu_qp *qp, const struct mlx5_ib_create_qp *u, ui
 	if (u->sq_wqe_count > max_wr)
 		return EINVAL;
 	qp->sq_nbb = u->sq_wqe_count;
+	rq_bytes = (uint64_t)qp->rq_nwqe << qp->rq_shift;
+	*bytes = rq_bytes + ((uint64_t)qp->sq_nbb << SEND_BASIC_BLOCK_SHIFT);
+	if (*bytes && queue_misaligned(u->buf_addr))
+		return EINVAL;
+	/* Any number, until umem_get() has looked. */
 	qp->buf = (uint8_t *)(uintptr_t)u->buf_addr;
 	qp->rq = qp->buf;
-	qp->sq = qp->buf + ((size_t)qp->rq_nwqe << qp->rq_shift);
+	qp->sq = (uint8_t *)(uintptr_t)(u->buf_addr + rq_bytes);
 	qp->db = (uint32_t *)(uintptr_t)u->db_addr;
-	*bytes = ((uint64_t)qp->rq_nwqe << qp->rq_shift) + ((uint64_t)qp->sq_nbb << SEND_BASIC_BLOCK_SHIFT);
 	return 0;
 }
 

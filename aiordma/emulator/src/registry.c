@@ -24,7 +24,7 @@
 #include "emu.h"
 
 /* In the name, so that builds with another layout don't meet. */
-#define REGISTRY_NAME "registry-1"
+#define REGISTRY_NAME "registry-2"
 
 bool qpn_shared;
 uint32_t qpn_first_block;
@@ -38,6 +38,7 @@ static uint16_t own_blocks[QPN_BLOCKS];
 static uint32_t nown;
 static uint64_t nonce; /* others read it here */
 static uint32_t users;
+static bool lost;
 
 /* ---------------------------------------------------------------- the folder */
 
@@ -264,6 +265,21 @@ bool registry_on(void)
 	return shared;
 }
 
+bool registry_torn(uintptr_t address, uintptr_t *start, size_t *len)
+{
+	if (!shared || address - (uintptr_t)shared >= sizeof(*shared))
+		return false;
+	lost = true;
+	*start = (uintptr_t)shared;
+	*len = (sizeof(*shared) + EMU_PAGE - 1) & ~(size_t)(EMU_PAGE - 1);
+	return true;
+}
+
+bool registry_lost(void)
+{
+	return lost;
+}
+
 const struct registry_peer *registry_self(void)
 {
 	return &self;
@@ -288,6 +304,7 @@ static void forget(void)
 	shared = NULL;
 	file = -1;
 	users = 0;
+	lost = false;
 	nown = 0;
 	qpn_shared = false;
 	qpn_first_block = 0;

@@ -46,6 +46,9 @@ void registry_stop(void);
 void registry_forked(void);
 
 bool registry_on(void);
+/* As wire_torn(). From then on nobody is found in it. */
+bool registry_torn(uintptr_t address, uintptr_t *start, size_t *len);
+bool registry_lost(void);
 const struct registry_peer *registry_self(void);
 struct registry_entry *registry_entry(uint32_t slot);
 const char *registry_folder(void);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -52,20 +53,102 @@ static int open_fifo(const char *name)
 	return fd;
 }
 
-static struct wire_shared *map_shared(const char *name)
+/* Of its full size before it has its name, so that one of another size is one that was cut short. */
+static bool make_shared(const char *path)
+{
+	static uint32_t serial;
+	char name[64], whole[PATH_MAX];
+	uint32_t epoch = 0;
+	bool made;
+	int fd;
+
+	while (!epoch)
+		if (getrandom(&epoch, sizeof(epoch), GRND_NONBLOCK) != sizeof(epoch))
+			epoch = (uint32_t)now_ns() | 1;
+	snprintf(name, sizeof(name), "new%u-%u.%u", ++serial, registry_self()->slot, registry_self()->generation);
+	fd = emu_real.open(file_path(whole, name), O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return false;
+	made = !ftruncate(fd, sizeof(struct wire_shared)) &&
+	       pwrite(fd, &epoch, sizeof(epoch), offsetof(struct wire_shared, epoch)) == sizeof(epoch) &&
+	       (!link(whole, path) || errno == EEXIST); /* the other side was faster */
+	unlink(whole);
+	emu_real.close(fd);
+	return made;
+}
+
+static bool take_shared(struct wire_link *l, int fd)
+{
+	struct stat st;
+	void *p;
+
+	if (fstatat(fd, "", &st, AT_EMPTY_PATH) || !S_ISREG(st.st_mode) || st.st_uid != geteuid() ||
+	    st.st_size != sizeof(struct wire_shared) ||
+	    pread(fd, &l->epoch, sizeof(l->epoch), offsetof(struct wire_shared, epoch)) != sizeof(l->epoch) || !l->epoch)
+		return false;
+	p = emu_real.mmap(NULL, sizeof(struct wire_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED)
+		return false;
+	l->shared = p;
+	return true;
+}
+
+static bool map_shared(struct wire_link *l)
 {
 	char path[PATH_MAX];
-	struct stat st;
-	void *p = MAP_FAILED;
-	int fd = emu_real.open(file_path(path, name), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 
-	if (fd < 0)
-		return NULL;
-	if (!fstatat(fd, "", &st, AT_EMPTY_PATH) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-	    (st.st_size == sizeof(struct wire_shared) || !ftruncate(fd, sizeof(struct wire_shared))))
-		p = emu_real.mmap(NULL, sizeof(struct wire_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	emu_real.close(fd);
-	return p == MAP_FAILED ? NULL : p;
+	file_path(path, l->name);
+	for (unsigned tries = 0; tries < 4 && !l->shared; tries++) {
+		int fd = emu_real.open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+
+		if (fd >= 0) {
+			if (!take_shared(l, fd))
+				unlink(path);
+			emu_real.close(fd);
+		} else if (errno != ENOENT || !make_shared(path)) {
+			return false;
+		}
+	}
+	return l->shared;
+}
+
+/* The epoch of the file that has the link's name now; 0: there is none, or it was cut short. */
+static uint32_t epoch_of_file(const struct wire_link *l)
+{
+	char path[PATH_MAX];
+	uint32_t epoch = 0;
+	int fd = emu_real.open(file_path(path, l->name), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+	if (fd < 0 || pread(fd, &epoch, sizeof(epoch), offsetof(struct wire_shared, epoch)) != sizeof(epoch))
+		epoch = 0;
+	if (fd >= 0)
+		emu_real.close(fd);
+	return epoch;
+}
+
+/* Not what the other side has put in its place. */
+static void unlink_shared(const struct wire_link *l)
+{
+	uint32_t epoch = epoch_of_file(l);
+	char path[PATH_MAX];
+
+	if (!epoch || epoch == l->epoch)
+		unlink(file_path(path, l->name));
+}
+
+bool wire_torn(uintptr_t address, uintptr_t *start, size_t *len)
+{
+	for (struct emu_list *e = wire_links.next; e != &wire_links; e = e->next) {
+		struct wire_link *l = container_of(e, struct wire_link, link);
+
+		if (address - (uintptr_t)l->shared >= sizeof(*l->shared))
+			continue;
+		l->torn = true;
+		*start = (uintptr_t)l->shared;
+		*len = (sizeof(*l->shared) + EMU_PAGE - 1) & ~(size_t)(EMU_PAGE - 1);
+		return true;
+	}
+	return false;
 }
 
 /* ---------------------------------------------------------------- waking */
@@ -101,6 +184,9 @@ void wire_woken(void)
 
 /* ---------------------------------------------------------------- links */
 
+/* Dropped, and perhaps still in use further up the stack. */
+static struct emu_list dropped = { &dropped, &dropped };
+
 static void close_link(struct wire_link *l)
 {
 	if (l->fifo >= 0)
@@ -127,8 +213,7 @@ static struct wire_link *open_link(const struct registry_peer *peer)
 		 side[1]->generation);
 	fifo_name(fifo, sizeof(fifo), peer);
 	l->fifo = open_fifo(fifo);
-	l->shared = l->fifo >= 0 ? map_shared(l->name) : NULL;
-	if (!l->shared) {
+	if (l->fifo < 0 || !map_shared(l)) {
 		emu_log(EMU_WARN, "no link to process %d: %s", peer->pid, strerror(errno));
 		close_link(l);
 		return NULL;
@@ -147,8 +232,6 @@ static struct wire_link *open_link(const struct registry_peer *peer)
 
 static void drop_link(struct wire_link *l)
 {
-	char path[PATH_MAX];
-
 	emu_log(EMU_DEBUG, "no more link to process %d", l->peer.pid);
 	for (uint32_t d = 0; d < emu.ndevices; d++)
 		for (uint32_t i = 0; i < emu.devices[d].qps_size; i++) {
@@ -160,12 +243,31 @@ static void drop_link(struct wire_link *l)
 		}
 	wire_lose(l);
 	list_del(&l->link);
-	unlink(file_path(path, l->name));
-	close_link(l);
+	unlink_shared(l);
+	list_add_tail(&dropped, &l->link);
 }
 
-/* The link to a process that lives. One to who was in its slot before is no more use. */
-static struct wire_link *link_to(const struct registry_peer *peer)
+static void close_dropped(void)
+{
+	while (!list_empty(&dropped)) {
+		struct wire_link *l = container_of(dropped.next, struct wire_link, link);
+
+		list_del(&l->link);
+		close_link(l);
+	}
+}
+
+/* Finds out whether it's whole. */
+static bool is_torn(const struct wire_link *l)
+{
+	__atomic_load_n(&l->shared->half[1].slots[WIRE_SLOTS - 1].payload[WIRE_PAYLOAD - 1], __ATOMIC_RELAXED);
+	return __atomic_load_n(&l->shared->epoch, __ATOMIC_RELAXED) != l->epoch ||
+	       __atomic_load_n(&l->torn, __ATOMIC_RELAXED);
+}
+
+/* The link to a process that lives. One to who was in its slot before is no more use. `anew`: as long as both sides aren't
+ * known to be there, it must be the one that the other side will find. */
+static struct wire_link *link_to(const struct registry_peer *peer, bool anew)
 {
 	for (struct emu_list *e = wire_links.next, *next; e != &wire_links; e = next) {
 		struct wire_link *l = container_of(e, struct wire_link, link);
@@ -173,11 +275,16 @@ static struct wire_link *link_to(const struct registry_peer *peer)
 		next = e->next;
 		if (l->peer.slot != peer->slot)
 			continue;
-		if (l->peer.generation == peer->generation)
+		if (l->peer.generation == peer->generation && !is_torn(l) && (!anew || epoch_of_file(l) == l->epoch))
 			return l;
 		drop_link(l);
 	}
 	return open_link(peer);
+}
+
+static bool both_there(const struct wire_link *l)
+{
+	return __atomic_load_n(&l->shared->here[!l->side], __ATOMIC_RELAXED);
 }
 
 struct wire_link *wire_find(uint32_t qpn)
@@ -190,9 +297,12 @@ struct wire_link *wire_find(uint32_t qpn)
 	/* Most often it's a QP of a process that we talk to. */
 	if (!wire_on || !registry_owner(qpn, &peer))
 		return NULL;
-	l = link_to(&peer);
-	if (!l || __atomic_load_n(&l->shared->here[!l->side], __ATOMIC_RELAXED))
+	l = link_to(&peer, false);
+	if (!l || both_there(l))
 		return l;
+	l = link_to(&peer, true);
+	if (!l)
+		return NULL;
 	self = registry_self()->slot;
 	e = registry_entry(peer.slot);
 	__atomic_fetch_or(&e->calling[self / 64], 1ull << self % 64, __ATOMIC_SEQ_CST);
@@ -221,7 +331,7 @@ static bool called(void)
 		peer.generation = __atomic_load_n(&registry_entry(slot)->generation, __ATOMIC_ACQUIRE);
 		peer.pid = __atomic_load_n(&registry_entry(slot)->pid, __ATOMIC_RELAXED);
 		if (registry_alive(slot, peer.generation))
-			link_to(&peer);
+			link_to(&peer, true);
 	}
 	return true;
 }
@@ -239,24 +349,52 @@ static void find_reach(struct wire_link *l)
 		__atomic_load_n(reach, __ATOMIC_RELAXED) == REACH_YES ? "readable" : "out of reach: payload is copied twice");
 }
 
+/* Without the registry nobody knows whose a QP number is. */
+static void leave(void)
+{
+	if (wire_on)
+		emu_log(EMU_WARN, "other processes can't be reached any more: their registry was cut short");
+	while (!list_empty(&wire_links))
+		drop_link(container_of(wire_links.next, struct wire_link, link));
+	wire_on = false;
+}
+
+/* False: the link is gone. */
+static bool poll_link(struct wire_link *l, bool *found)
+{
+	uint32_t head;
+
+	find_reach(l);
+	/* An answer is sent before what the other side's program does next, and programs expect that order: that a send is
+	 * complete when the reply to its message is there. */
+	head = __atomic_load_n(&l->theirs->asked.head, __ATOMIC_ACQUIRE);
+	if (wire_take_answers(l)) {
+		*found = true;
+		engine_run_ready();
+		/* One of those may have come upon a new process in this one's place. */
+		if (unlikely(!list_empty(&dropped)))
+			return false;
+	}
+	*found |= wire_take_requests(l, head);
+	if (likely(__atomic_load_n(&l->shared->epoch, __ATOMIC_RELAXED) == l->epoch &&
+		   !__atomic_load_n(&l->torn, __ATOMIC_RELAXED)))
+		return true;
+	emu_log(EMU_WARN, "the link to process %d was torn: its file was cut short", l->peer.pid);
+	drop_link(l);
+	return false;
+}
+
 bool wire_poll_(void)
 {
 	bool found = called();
-	uint32_t head;
 
-	for (struct emu_list *e = wire_links.next; e != &wire_links; e = e->next) {
-		struct wire_link *l = container_of(e, struct wire_link, link);
-
-		find_reach(l);
-		/* An answer is sent before what the other side's program does next, and programs expect that order: that a
-		 * send is complete when the reply to its message is there. */
-		head = __atomic_load_n(&l->theirs->asked.head, __ATOMIC_ACQUIRE);
-		if (wire_take_answers(l)) {
-			found = true;
-			engine_run_ready();
-		}
-		found |= wire_take_requests(l, head);
-	}
+	close_dropped();
+	/* When one goes, the others have their turn the next time. */
+	for (struct emu_list *e = wire_links.next; e != &wire_links; e = e->next)
+		if (!poll_link(container_of(e, struct wire_link, link), &found))
+			break;
+	if (unlikely(registry_lost()))
+		leave();
 	return found;
 }
 
@@ -274,6 +412,7 @@ void wire_check_alive(void)
 		if (!registry_alive(l->peer.slot, l->peer.generation))
 			drop_link(l);
 	}
+	close_dropped();
 }
 
 /* ---------------------------------------------------------------- start and end */
@@ -283,7 +422,7 @@ static void unlink_all(void)
 	char name[64], path[PATH_MAX];
 
 	for (struct emu_list *e = wire_links.next; e != &wire_links; e = e->next)
-		unlink(file_path(path, container_of(e, struct wire_link, link)->name));
+		unlink_shared(container_of(e, struct wire_link, link));
 	fifo_name(name, sizeof(name), registry_self());
 	unlink(file_path(path, name));
 }
@@ -333,6 +472,7 @@ void wire_stop(void)
 	unlink_all();
 	while (!list_empty(&wire_links))
 		drop_link(container_of(wire_links.next, struct wire_link, link));
+	close_dropped();
 	if (own_fifo >= 0)
 		emu_real.close(own_fifo);
 	own_fifo = -1;
@@ -349,6 +489,7 @@ void wire_forked(void)
 		list_del(&l->link);
 		close_link(l);
 	}
+	close_dropped();
 	if (own_fifo >= 0)
 		emu_real.close(own_fifo);
 	own_fifo = -1;

@@ -10,7 +10,7 @@
  * Small payload lies in the slot. Long payload stays where it is and the slot says where; the side that it goes to reads it
  * with process_vm_readv(2), in one copy. Where the system doesn't let it, all payload goes through slots, in more slices.
  *
- * All zero is a valid state of the file, so either side may make it. What the other side writes there may be anything:
+ * All zero but for the epoch is a new file's state, and either side may make it. What the other side writes there may be anything:
  * numbers are checked, headers are copied out before they're looked at, and of payload nothing but bytes is believed. */
 #ifndef AIORDMA_WIRE_H
 #define AIORDMA_WIRE_H
@@ -75,6 +75,7 @@ struct wire_half {
 enum wire_reach { REACH_UNKNOWN, REACH_YES, REACH_NO };
 
 struct wire_shared {
+	uint32_t epoch;	   /* never zero: one that was cut short and has grown again is another */
 	uint32_t here[2];  /* side 0, of the lower slot in the registry, and side 1 have it open */
 	uint32_t reach[2]; /* enum wire_reach: can the side read the other's memory? */
 	struct wire_half half[2];
@@ -87,6 +88,8 @@ struct wire_link {
 	struct wire_half *mine, *theirs; /* where we ask; where the other side does */
 	uint32_t side;			 /* ours */
 	int fifo;			 /* wakes its device thread */
+	uint32_t epoch;			 /* of its file: it may have been replaced by another of the same name */
+	bool torn;			 /* somebody cut the file short: zeros stand in for it */
 	char name[64];
 	/* Of our own half. */
 	struct emu_qp *asking[WIRE_SLOTS]; /* NULL: nobody waits for the answer any more */
@@ -120,6 +123,8 @@ int wire_fd(void);	   /* becomes readable when somebody wakes us; -1: there is n
 void wire_asleep(bool);	   /* others see it, and wake us when they want something */
 void wire_woken(void);	   /* empties wire_fd() */
 void wire_check_alive(void); /* seldom: drops the links to the dead */
+/* stand_in.c asks, when an access has failed: all of a link's mapping, which is of no more use. False: it's no link's. */
+bool wire_torn(uintptr_t address, uintptr_t *start, size_t *len);
 void wire_call(struct wire_link *); /* something is in a ring: wakes the other side, if it sleeps */
 
 /* True if there was anything from other processes. */
