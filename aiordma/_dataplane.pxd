@@ -104,6 +104,8 @@ cdef class CompletionQueue:
     cdef int _arm(self) except -1
     cdef int _spin(self, Waitable until) except -1
     cdef int _progress(self) except -1
+    cdef int _before_post(self) except -1
+    cdef int _after_post(self) except -1
     cdef int _schedule_tick(self) except -1
     cdef int _fail_all(self, object error) except -1
 

@@ -293,6 +293,7 @@ cdef class Completion(Waitable):
         if cq.immediate >= IMMEDIATE_LIMIT and aior_now_ns() - cq.last_turn_ns > TURN_NS:
             # A task whose operations all complete at once would never let another run.
             cq.immediate = 0
+            cq.last_turn_ns = aior_now_ns()
             return self.hooks.yield_once(self)
         cdef _Now now = _Now.__new__(_Now)
         now.completion = self
@@ -572,8 +573,8 @@ cdef class CompletionQueue:
                     break
                 self._dispatch(wc, n)
                 total += n
-                if self.closed:
-                    break
+                if n < BATCH or self.closed:
+                    break  # fewer than asked for: it was emptied (ibv_poll_cq(3))
         finally:
             self.polling = False
         return total
@@ -649,6 +650,19 @@ cdef class CompletionQueue:
             self._schedule_tick()
         return 0
 
+    cdef int _before_post(self) except -1:
+        """Without spinning an await will park, most likely, and the CQ be armed. Armed before anything is posted, whatever
+        completes raises an event: no poll has to follow, and the loop need not take a turn for a tick."""
+        if self.spin_max_ns == 0 and self.outstanding == 0 and not self.armed:
+            self._arm()
+        return 0
+
+    cdef int _after_post(self) except -1:
+        """What nobody awaits makes progress too: by an event, or in the loop's next turn."""
+        if self.spin_max_ns or not self.armed:
+            self._schedule_tick()
+        return 0
+
     cdef int _schedule_tick(self) except -1:
         if not self.tick_scheduled:
             self.hooks.call_soon(self.tick_callback)
@@ -670,7 +684,10 @@ cdef class CompletionQueue:
         self._progress()
 
     def on_readable(self) -> None:
-        """The channel's descriptor is readable: take every event, acknowledge them, poll, arm again."""
+        """The channel's descriptor is readable: take the event, acknowledge it, poll, arm again.
+
+        Were there more, the descriptor would go on being readable.
+        """
         cdef v.ibv_cq *cq
         cdef void *context
         cdef unsigned int events = 0
@@ -688,6 +705,7 @@ cdef class CompletionQueue:
                 break
             if cq == self.cq:
                 events += 1
+                break  # no second one comes before it's armed again
             else:
                 # A channel that the user shares between CQs: acknowledged on the CQ it belongs to, or that CQ's
                 # destruction waits for ever.
@@ -918,11 +936,12 @@ cdef class WorkQueue:
             raise ClosedError(f"QP {self.qp_num:#x} is closed")
         if cq.error is not None:
             raise cq.error
+        cq._before_post()
         if self._room():
             self._post_chain(wr, 1, c)
         else:
             self._defer(wr, c)
-        cq._schedule_tick()
+        cq._after_post()
         return 0
 
     cdef int _defer(self, v.ibv_send_wr *wr, Completion c) except -1:
@@ -978,11 +997,12 @@ cdef class WorkQueue:
             raise ClosedError(f"QP {self.qp_num:#x} is closed")
         if cq.error is not None:
             raise cq.error
+        cq._before_post()
         if self._room():
             self._post_custom(post, payload, flags, c)
         else:
             self._defer_custom(post, payload, size, flags, c)
-        cq._schedule_tick()
+        cq._after_post()
         return 0
 
     cdef int _post_custom(self, PostFunction post, const void *payload, unsigned int flags, Completion c) except -1:
@@ -1090,6 +1110,7 @@ cdef class WorkQueue:
             raise ClosedError(f"QP {self.qp_num:#x} is closed" if self.kind == KIND_RECV else "the SRQ is closed")
         if cq.error is not None:
             raise cq.error
+        cq._before_post()
         if self._room():
             self._post_one_recv(sges, n, c)
         else:
@@ -1097,7 +1118,7 @@ cdef class WorkQueue:
             wr.sg_list = sges
             wr.num_sge = n
             self._defer(&wr, c)
-        cq._schedule_tick()
+        cq._after_post()
         return 0
 
     cdef int _mark(self) except -1:

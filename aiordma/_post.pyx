@@ -620,7 +620,6 @@ cdef class Batch:
             if more == NULL:
                 raise MemoryError()
             self.wrs = <v.ibv_send_wr *>more
-            memset(&self.wrs[self.size], 0, (size - self.size) * sizeof(v.ibv_send_wr))
             self.size = size
         if self.nsge + sges > self.sge_size:
             size = max(self.nsge + sges, self.sge_size * 2)
@@ -775,6 +774,7 @@ cdef class Batch:
             c._settle()
             return c
         self.uses.check_open()
+        queue.cq._before_post()
         self.wrs[self.n - 1].next = NULL
         self.wrs[self.n - 1].send_flags |= v.IBV_SEND_SIGNALED
         c = self.qp._new(<int>self.wrs[0].opcode, v.IBV_SEND_SIGNALED)
@@ -815,7 +815,7 @@ cdef class Batch:
                 c.internal = True  # raised here, nobody else to tell
                 c._fail(e)
                 raise
-        queue.cq._schedule_tick()
+        queue.cq._after_post()
         return c
 
     def _blame(self, Completion c not None, uint32_t failed) -> None:

@@ -59,6 +59,54 @@ class _TaskWatch:
             self._scope.cancel()
 
 
+class _Pump:
+    """Calls functions in the next turn: a system task that is rescheduled for it.
+
+    run_sync_soon() would do, but it's made for other threads: it writes to a socket that wakes the loop, and takes some ten
+    times as long.
+    """
+
+    def __init__(self, token: trio.lowlevel.TrioToken) -> None:
+        self._token = token
+        self._due: list[Callable[[], object]] = []
+        self._parked = False
+        self._ended = False
+        self._task = trio.lowlevel.spawn_system_task(self._run, name="aiordma pump")
+
+    def call(self, fn: Callable[[], object]) -> None:
+        if self._ended:
+            self._token.run_sync_soon(fn)
+            return
+        self._due.append(fn)
+        if self._parked:
+            self._parked = False
+            trio.lowlevel.reschedule(self._task)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._parked = False
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                due, self._due = self._due, []
+                for fn in due:
+                    fn()
+                if self._due:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                else:
+                    self._parked = True
+                    await trio.lowlevel.wait_task_rescheduled(self._abort)
+        finally:
+            # The run is about to end, but isn't over.
+            self._ended = True
+            for fn in self._due:
+                self._token.run_sync_soon(fn)
+
+
+_pump: trio.lowlevel.RunVar[_Pump] = trio.lowlevel.RunVar("aiordma_pump")
+
+
 class TrioBackend:
     """One trio run."""
 
@@ -66,6 +114,12 @@ class TrioBackend:
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self.loop: trio.lowlevel.TrioToken = token
+        try:
+            pump = _pump.get()
+        except LookupError:
+            pump = _Pump(token)
+            _pump.set(pump)
+        self.call_soon: Callable[[Callable[[], object]], object] = pump.call
 
     def running_loop(self) -> object | None:
         return running_token()
@@ -94,9 +148,6 @@ class TrioBackend:
     async def _yield_once(self, waitable: Waitable) -> Any:
         await trio.lowlevel.checkpoint()
         return waitable.result()
-
-    def call_soon(self, fn: Callable[[], object]) -> None:
-        self.loop.run_sync_soon(fn)
 
     def call_soon_threadsafe(self, fn: Callable[[], object]) -> None:
         self.loop.run_sync_soon(fn)
