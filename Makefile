@@ -16,7 +16,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build the package and install it into .venv
@@ -35,6 +35,10 @@ bench: build ## run the benchmarks and write docs/performance.md (ARGS="--quick"
 	@$(BOOTSTRAP) bench
 	@$(if $(UCX),$(BOOTSTRAP) bench-ucx)
 	@$(VENV)/bin/python benchmarks/bench.py $(ARGS)
+
+.PHONY: bench-instructions
+bench-instructions: build ## count the instructions of an operation, and hold them against what is recorded
+	@$(VENV)/bin/python benchmarks/instructions.py $(ARGS)
 
 .PHONY: test
 test: tools ## run every check: lint, types, docs, C tests under sanitizers, tests, a VM's too (ARGS="-e NAME": one of them)

@@ -53,6 +53,7 @@ apt_packages=(
     librdmacm1        # the connection manager's library, which the emulated NIC answers
     rdmacm-utils      # rping and others, run on the emulated NIC by tests
     linux-libc-dev    # rdma/mlx5-abi.h: the kernel's side of the uverbs interface
+    valgrind          # callgrind and its headers: make bench-instructions
 )
 
 # For the VM with Soft-RoCE in its kernel, which `tox -e rxe` starts. The kernel is downloaded by itself.

@@ -1,6 +1,7 @@
-"""Liberties that verbs allow a device or a library, for aiordma's own tests: :mod:`aiordma.emulator.faults` has the faults.
+"""Liberties that verbs allow a device or a library, for aiordma's own tests, and stepping the device by hand.
 
-``src/inject_cq.c`` is the other side. Process-wide; what is set by a ``with`` statement ends with it.
+:mod:`aiordma.emulator.faults` has the faults. ``src/inject_cq.c`` and ``src/engine.c`` are the other side. Process-wide; what
+is set by a ``with`` statement ends with it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from aiordma.emulator._library import library_path
 
-__all__ = ["before_arm", "garbage", "strict_arming"]
+__all__ = ["before_arm", "garbage", "stepping", "strict_arming"]
 
 _STRICT_ARM, _GARBAGE = 1, 2  # enum inject_option
 _BeforeArm = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -27,6 +28,8 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(os.fspath(library_path()))
     library.aiordma_emu_inject_options.argtypes = [ctypes.c_uint32]
     library.aiordma_emu_inject_verbs.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    library.aiordma_emu_stepping.argtypes = [ctypes.c_int]
+    library.aiordma_emu_step.argtypes = []
     return library
 
 
@@ -71,3 +74,18 @@ def before_arm(context_address: int, fn: Callable[[], object]) -> Iterator[None]
         yield
     finally:
         _verbs(None, None, False)
+
+
+@contextlib.contextmanager
+def stepping() -> Iterator[Callable[[], int]]:
+    """The device does nothing by itself: the function that this gives has it do, in this thread, all that there is to do.
+
+    So what happens when doesn't depend on how threads are scheduled. The function says whether there was anything. What
+    waits for the device without calling it, as closing a QP does, waits for the end of this.
+    """
+    step: Callable[[], int] = _library().aiordma_emu_step
+    _library().aiordma_emu_stepping(1)
+    try:
+        yield step
+    finally:
+        _library().aiordma_emu_stepping(0)

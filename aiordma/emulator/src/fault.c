@@ -12,7 +12,7 @@
 #include "nic.h"
 
 static struct {
-	pthread_t thread;
+	pthread_t thread, device_thread;
 	bool on;	/* `thread` is in a copy, and `back` leads out of it */
 	jmp_buf back;
 	uintptr_t address;
@@ -95,9 +95,14 @@ void fault_forked(void)
 
 void fault_guard_start(void)
 {
-	f.thread = pthread_self();
+	f.thread = f.device_thread = pthread_self();
 	fault_handler_install();
 	unblock();
+}
+
+void fault_guard_take(bool take)
+{
+	f.thread = take ? pthread_self() : f.device_thread;
 }
 
 void fault_guard_stop(void)

@@ -79,6 +79,7 @@ static inline enum nic_copied nic_copy(const struct nic_sgl *dst, const struct n
 
 void fault_guard_start(void);
 void fault_guard_stop(void);
+void fault_guard_take(bool take); /* the calling thread copies from now on, or the device thread again */
 void fault_forked(void);
 int fault_handler_install(void); /* by whoever needs it before the device thread has come to it */
 /* To the handler that was there before. */
@@ -331,6 +332,10 @@ void engine_channel_overflow(struct emu_channel *, bool);
 void engine_run_ready(void); /* those that have something to do, now rather than in their turn */
 void engine_answer(struct emu_qp *); /* what it waited for is there */
 bool engine_is_this_thread(void);
+/* For measurements and tests that must not depend on how threads are scheduled: the device thread rests, and the device
+ * does what there is to do when, and only when, aiordma_emu_step() is called, in the thread that called this first. */
+EMU_EXPORT int aiordma_emu_stepping(int on);
+EMU_EXPORT int aiordma_emu_step(void); /* 1: there was something */
 void engine_read_clock(void);
 uint64_t engine_now(void); /* read once a turn: good for timestamps and timers */
 
