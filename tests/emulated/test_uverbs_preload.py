@@ -224,6 +224,7 @@ def test_ordinary_programs_do_not_notice() -> None:
 
 _C_PROGRAM = r"""
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -271,6 +272,10 @@ int main(void)
 
     /* The node by its name, in every way to ask. */
     CHECK(!stat("/dev/infiniband/uverbs0", &st) && S_ISCHR(st.st_mode));
+    CHECK(!access("/dev/infiniband/uverbs0", R_OK | W_OK));
+    CHECK(!faccessat(AT_FDCWD, "/dev/infiniband/uverbs0", F_OK, 0));
+    CHECK(access("/dev/infiniband/uverbs0", X_OK) == -1 && errno == EACCES);
+    CHECK(access("/dev/infiniband/uverbs15", R_OK) == -1 && errno == ENOENT);
     status = openat(AT_FDCWD, "/dev/infiniband/uverbs0", flags);
     CHECK(status >= 0 && !fstat(status, &st) && S_ISCHR(st.st_mode));
     CHECK(!close(status));

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
+#include <unistd.h>
 
 #include "control.h"
 
@@ -32,6 +33,8 @@ int emu_name_fstat(int fd, struct stat *st) NAMED("fstat");
 int emu_name_fstat64(int fd, struct stat *st) NAMED("fstat64");
 int emu_name_fxstat(int version, int fd, struct stat *st) NAMED("__fxstat");
 int emu_name_fxstat64(int version, int fd, struct stat *st) NAMED("__fxstat64");
+int emu_name_access(const char *path, int mode) NAMED("access");
+int emu_name_faccessat(int dirfd, const char *path, int mode, int flags) NAMED("faccessat");
 int emu_name_ioctl(int fd, unsigned long request, ...) NAMED("ioctl");
 ssize_t emu_name_write(int fd, const void *buf, size_t len) NAMED("write");
 void *emu_name_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset) NAMED("mmap");
@@ -164,6 +167,39 @@ int emu_name_fxstat(int version, int fd, struct stat *st)
 int emu_name_fxstat64(int version, int fd, struct stat *st)
 {
 	FSTAT_BODY(fxstat_fn, "__fxstat64", version, fd);
+}
+
+/* Programs ask before they open, as UCX does. Everybody may read and write a node; nobody may execute it, not even root:
+ * inode_permission() in fs/namei.c. */
+static bool node_access(const char *path, int mode, int *answer)
+{
+	struct stat st;
+
+	if (!emu_hook_stat_path(path, &st))
+		return false;
+	*answer = mode & X_OK ? -1 : 0;
+	if (*answer)
+		errno = EACCES;
+	return true;
+}
+
+typedef int (*access_fn)(const char *, int);
+typedef int (*faccessat_fn)(int, const char *, int, int);
+
+int emu_name_access(const char *path, int mode)
+{
+	int answer;
+	NEXT(access_fn, "access")
+
+	return node_access(path, mode, &answer) ? answer : next(path, mode);
+}
+
+int emu_name_faccessat(int dirfd, const char *path, int mode, int flags)
+{
+	int answer;
+	NEXT(faccessat_fn, "faccessat")
+
+	return node_access(path, mode, &answer) ? answer : next(dirfd, path, mode, flags);
 }
 
 int emu_name_ioctl(int fd, unsigned long request, ...)
