@@ -6,17 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Keys = Mapping[str, float]
+#: A ratio of medians, and that of the best rounds: those that were disturbed least.
+Pair = tuple[float | None, float | None]
 LOOP = "aiordma_uvloop"
 KIB = 1 << 10
 
 
 @dataclass(frozen=True)
 class Goal:
-    """``value`` is to be at most ``limit``, or at least. None: what it takes wasn't measured."""
+    """``value`` is to be at most ``limit``, or at least. None: it wasn't measured. ``best``: by the best rounds."""
 
     text: str
     value: float | None
     limit: float
+    best: float | None = None
     at_least: bool = False
     unit: str = ""
     detail: str = ""
@@ -38,108 +41,111 @@ class Goal:
         return f"{'at least' if self.at_least else 'at most'} {self.shown(self.limit)}"
 
 
-def _over(keys: Keys, one: str, other: str) -> float | None:
-    if one in keys and other in keys:
-        return keys[one] / keys[other]
-    return None
+class Times:
+    """Ratios of contenders' times."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def of(self, one: str, other: str) -> Pair:
+        """``one`` and ``other``: WORKLOAD.CONTENDER."""
+        return self._divide(f"{one}.ns", f"{other}.ns"), self._divide(f"{one}.ns_best", f"{other}.ns_best")
+
+    def _divide(self, one: str, other: str) -> float | None:
+        if one in self._keys and other in self._keys:
+            return self._keys[one] / self._keys[other]
+        return None
+
+    def to_reference(self, one: str) -> Pair:
+        """To the workload's first contender, round by round."""
+        return self._keys.get(f"{one}.ratio"), self._keys.get(f"{one}.ratio_best")
+
+
+def at_most(text: str, pair: Pair, limit: float, detail: str = "") -> Goal:
+    return Goal(text, pair[0], limit, pair[1], detail=detail)
+
+
+def rate_at_least(text: str, pair: Pair, limit: float) -> Goal:
+    """From times: a rate is the inverse."""
+    value, best = (None if time is None else 1 / time for time in pair)
+    return Goal(text, value, limit, best, at_least=True)
+
+
+def beside(text: str, value: float | None) -> str:
+    return "" if value is None else f"{text}: {value:.2f}"
 
 
 def goals(keys: Keys) -> Iterator[Goal]:
     spin, nospin = f"{LOOP}_spin", f"{LOOP}_nospin"
-    yield Goal(
-        "8 B awaited one at a time, with spin: times C's one at a time (L)", keys.get(f"write_8B.{spin}.ratio"), 2.5
+    times = Times(keys)
+    yield from _small(times, spin)
+    yield from _large(times, spin)
+    for loop in ("asyncio", "uvloop", "trio"):
+        one = f"wake.aiordma_{loop}_nospin"
+        yield at_most(
+            f"{loop}, no spin, one at a time: times a bare eventfd answered by a thread",
+            times.of(one, f"wake.eventfd_thread_{loop}"),
+            1.15,
+            beside("times an eventfd that the loop writes itself", times.of(one, f"wake.eventfd_self_{loop}")[0]),
+        )
+    yield at_most("1,000 queue pairs: times the cost with one", times.of(f"qps_1000.{spin}", f"qps_1.{spin}"), 1.2)
+    yield at_most(
+        "256 tasks, with spin: times the cost with one",
+        times.of(f"tasks_256.{spin}", f"tasks_1.{spin}"),
+        1.5,
+        beside("without spin", times.of(f"tasks_256.{nospin}", f"tasks_1.{nospin}")[0]),
     )
-    yield Goal(
-        "the same: times PyPI ibverbs' synchronous loop at its best (one request reused)",
-        _over(keys, f"write_8B.{spin}.ns", "write_8B.ibverbs.ns"),
+    yield from _other(keys)
+
+
+def _small(times: Times, spin: str) -> Iterator[Goal]:
+    one = f"write_8B.{spin}"
+    yield at_most("8 B awaited one at a time, with spin: times C's one at a time (L)", times.to_reference(one), 2.5)
+    yield at_most(
+        "the same: times PyPI ibverbs' synchronous loop, a request for each write",
+        times.of(one, "write_8B.ibverbs_new"),
         1.0,
     )
-    yield Goal(
-        "the same: times PyPI ibverbs' synchronous loop with a request for each write",
-        _over(keys, f"write_8B.{spin}.ns", "write_8B.ibverbs_new.ns"),
-        1.0,
-    )
-    yield Goal(
-        "100 outstanding, each awaited: times C with 100 outstanding (T)",
-        keys.get(f"outstanding_100.{spin}.ratio"),
-        4.0,
-    )
-    yield Goal(
+    yield at_most("the same, one request reused for all", times.of(one, "write_8B.ibverbs"), 1.0)
+    many = f"outstanding_100.{spin}"
+    yield at_most("100 outstanding, each awaited: times C with 100 outstanding (T)", times.to_reference(many), 4.0)
+    yield at_most(
         "batches of 64: an operation's time, times T",
-        _over(keys, f"batch_64.{spin}.ns", "outstanding_100.c_verbs.ns"),
+        times.of(f"batch_64.{spin}", "outstanding_100.c_verbs"),
         1.3,
-        detail=_beside("times C's own batches", keys.get(f"batch_64.{spin}.ratio")),
+        beside("times C's own batches", times.to_reference(f"batch_64.{spin}")[0]),
     )
+
+
+def _large(times: Times, spin: str) -> Iterator[Goal]:
     for size in ("64KiB", "1MiB"):
         text = size.replace("KiB", " KiB").replace("MiB", " MiB")
-        yield Goal(
-            f"{text}, 16 outstanding: bandwidth, times C's",
-            _invert(keys.get(f"bandwidth_{size}.{spin}.ratio")),
-            0.97,
-            True,
-        )
-        yield Goal(
-            f"{text}, one at a time: bandwidth, times C's", _invert(keys.get(f"write_{size}.{spin}.ratio")), 0.97, True
-        )
+        pair = times.to_reference(f"bandwidth_{size}.{spin}")
+        yield rate_at_least(f"{text}, 16 outstanding: bandwidth, times C's", pair, 0.97)
+        pair = times.to_reference(f"write_{size}.{spin}")
+        yield rate_at_least(f"{text}, one at a time: bandwidth, times C's", pair, 0.97)
     for name, text in (
         ("memcpy_64KiB", "64 KiB, one at a time"),
         ("memcpy_64KiB_8", "64 KiB, 8 in flight"),
         ("memcpy_1MiB", "1 MiB, one at a time"),
         ("memcpy_1MiB_8", "1 MiB, 8 in flight"),
     ):
-        yield Goal(
-            f"copies by the device, {text}: times C's rate", _invert(keys.get(f"{name}.{spin}.ratio")), 0.95, True
-        )
-    yield Goal(
-        "strided (UMR), 64 KiB, 4 outstanding: times C's rate",
-        _invert(keys.get(f"strided_64KiB.{spin}.ratio")),
-        0.95,
-        True,
-    )
-    for loop in ("asyncio", "uvloop", "trio"):
-        yield Goal(
-            f"{loop}, no spin, one at a time: times a bare eventfd answered by a thread",
-            _over(keys, f"wake.aiordma_{loop}_nospin.ns", f"wake.eventfd_thread_{loop}.ns"),
-            1.15,
-            detail=_beside(
-                "times an eventfd that the loop writes itself, which nobody is waited for",
-                _over(keys, f"wake.aiordma_{loop}_nospin.ns", f"wake.eventfd_self_{loop}.ns"),
-            ),
-        )
-    yield Goal(
-        "1,000 queue pairs: times the cost with one", _over(keys, f"qps_1000.{spin}.ns", f"qps_1.{spin}.ns"), 1.2
-    )
-    yield Goal(
-        "256 tasks: times the cost with one, with spin",
-        _over(keys, f"tasks_256.{spin}.ns", f"tasks_1.{spin}.ns"),
-        1.5,
-        detail=_beside("without spin", _over(keys, f"tasks_256.{nospin}.ns", f"tasks_1.{nospin}.ns")),
-    )
-    yield Goal(
-        "Python heap for each operation outstanding", keys.get("heap.aiordma_asyncio_spin.bytes"), 300, unit=" bytes"
-    )
+        pair = times.to_reference(f"{name}.{spin}")
+        yield rate_at_least(f"copies by the device, {text}: times C's rate", pair, 0.95)
+    pair = times.to_reference(f"strided_64KiB.{spin}")
+    yield rate_at_least("strided (UMR), 64 KiB, 4 outstanding: times C's rate", pair, 0.95)
+
+
+def _other(keys: Keys) -> Iterator[Goal]:
+    heap = keys.get("heap.aiordma_asyncio_spin.bytes")
+    yield Goal("Python heap for each operation outstanding", heap, 300, unit=" bytes")
     rss = next((key for key in keys if key.startswith("rss.") and key.endswith(".growth_bytes")), None)
     if rss is not None:
         ops = keys[rss.replace(".growth_bytes", ".ops")]
-        yield Goal(
-            f"resident memory: growth over {ops * 0.9:,.0f} operations, after {ops * 0.1:,.0f}",
-            keys[rss] / KIB,
-            256,
-            unit=" KiB",
-        )
+        text = f"resident memory: growth over {ops * 0.9:,.0f} operations, after {ops * 0.1:,.0f}"
+        yield Goal(text, keys[rss] / KIB, 256, unit=" KiB")
     yield Goal("import aiordma: more than importing pyverbs", keys.get("import.aiordma.more_ms"), 120, unit=" ms")
     for loop in ("asyncio", "uvloop", "trio"):
-        yield Goal(
-            f"{loop}, no spin: CPU of the loop's thread while an await waits for nothing",
-            keys.get(f"cpu_waiting.aiordma_{loop}_nospin.loop_cpu_percent"),
-            5,
-            unit="%",
-        )
-
-
-def _invert(value: float | None) -> float | None:
-    return None if value is None else 1 / value
-
-
-def _beside(text: str, value: float | None) -> str:
-    return "" if value is None else f"{text}: {value:.2f}"
+        value = keys.get(f"cpu_waiting.aiordma_{loop}_nospin.loop_cpu_percent")
+        text = f"{loop}, no spin: CPU of the loop's thread while an await waits for nothing"
+        yield Goal(text, value, 5, unit="%")

@@ -42,11 +42,11 @@ def _machine(found: dict[str, Any]) -> str:
 
 
 def _goals(found: dict[str, Any]) -> str:
-    lines = ["| | aim | measured | |", "| --- | --- | ---: | --- |"]
+    lines = ["| | aim | measured | best rounds | |", "| --- | --- | ---: | ---: | --- |"]
     for goal in goals(found["results"]):
         text = goal.text + (f" ({goal.detail})" if goal.detail else "")
         verdict = goal.verdict if goal.verdict != "missed" else "**missed**"
-        lines.append(f"| {text} | {goal.aim} | {goal.shown(goal.value)} | {verdict} |")
+        lines.append(f"| {text} | {goal.aim} | {goal.shown(goal.value)} | {goal.shown(goal.best)} | {verdict} |")
     return "\n".join(lines)
 
 

@@ -50,11 +50,13 @@ def case_table(name: str, about: Mapping[str, Any], keys: Keys) -> Table:
 
 def goal_table(found: list[Goal]) -> Table:
     table = Table(title="Goals", title_justify="left")
-    for text in ("", "aim", "measured", ""):
+    for text in ("", "aim", "measured", "best rounds", ""):
         table.add_column(text)
     colours = {"reached": "green", "missed": "red", "not measured": "dim"}
     for goal in found:
         text = goal.text + (f" ({goal.detail})" if goal.detail else "")
         colour = colours[goal.verdict]
-        table.add_row(text, goal.aim, goal.shown(goal.value), f"[{colour}]{goal.verdict}[/{colour}]")
+        table.add_row(
+            text, goal.aim, goal.shown(goal.value), goal.shown(goal.best), f"[{colour}]{goal.verdict}[/{colour}]"
+        )
     return table
