@@ -126,6 +126,8 @@ def _write_device(folder: Path, device: EmulatedDevice, index: int) -> None:
     }.items():
         _put(folder / name, value)
     _put(folder / "device/infiniband_verbs" / f"uverbs{index}" / "abi_version", "1")
+    for netdev in {gid.netdev for port in device.ports for gid in port.gids or () if gid is not None}:
+        (folder / "device/net" / netdev).mkdir(parents=True)
     for number, port in enumerate(device.ports, 1):
         _write_port(folder / "ports" / str(number), port)
 

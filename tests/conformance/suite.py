@@ -87,11 +87,23 @@ def _corrected(file: str, text: str) -> str:
 
 
 def _write_tools(folder: Path) -> None:
-    """Stand in for iproute2's ``rdma``, which newer tests ask for network interfaces: the kernel knows of none."""
+    """Stand in for the programs that tests find a device's network interface and its address with.
+
+    The kernel knows of no emulated device, and a listing of /sys/class/infiniband can't be led elsewhere.
+    """
+    link = [{"ifname": "mlx5_0", "port": 1, "netdev": "lo"}]
+    address = [
+        {"ifname": "lo", "address": "00:00:00:00:00:00", "addr_info": [{"family": "inet", "local": "127.0.0.1"}]}
+    ]
     folder.mkdir()
-    tool = folder / "rdma"
-    tool.write_text("#!/bin/sh\necho '[]'\n")
-    tool.chmod(0o755)
+    for name, script in {
+        "rdma": f"echo '{json.dumps(link)}'",
+        "ip": f"echo '{json.dumps(address)}'",
+        "ls": 'case $1 in /sys/*) set -- "$SYSFS_PATH${1#/sys}" ;; esac; exec /bin/ls "$@"',
+    }.items():
+        tool = folder / name
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
 
 
 def modules(folder: Path) -> list[str]:
@@ -140,7 +152,12 @@ def _run_worker(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env=os.environ | {"PATH": f"{folder / 'bin'}:{os.environ.get('PATH', os.defpath)}"},
+        env=os.environ
+        | {
+            "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+            # The tests of librdmacm take a certain port, which another run may have at the time.
+            "AIORDMA_EMULATOR_RUNTIME_DIR": str(folder),
+        },
     )
     try:
         output, _ = process.communicate(timeout=timeout)

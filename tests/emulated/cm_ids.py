@@ -8,6 +8,7 @@ from typing import Any
 
 import pyverbs.cm_enums as ce
 import pyverbs.enums as en
+from emulated.cm_abi import Cm
 from pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
 from pyverbs.qp import QPCap, QPInitAttr
 
@@ -22,6 +23,14 @@ def _sockets() -> set[int]:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
                 found.add(int(fd))
     return found
+
+
+def free_port() -> int:
+    """A port that nobody has, in all likelihood a moment later too."""
+    with Cm() as cm:
+        cm_id = cm.create()
+        cm.bind(cm_id)
+        return cm.port(cm_id)
 
 
 class Channel:

@@ -7,12 +7,10 @@ from pyverbs.cmid import ConnParam
 
 from aiordma import emulator
 
-PORT = 17471
-
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "192.0.2.1", "192.0.2.3"])
 def test_two_ends_connect_exchange_a_message_and_disconnect(address: str) -> None:
-    pair = cm.connect(PORT, address)
+    pair = cm.connect(cm.free_port(), address)
     theirs = pair.server.reg_msgs(64)
     pair.server.post_recv(theirs, 64)
     ours = pair.client.reg_msgs(64)
@@ -35,7 +33,7 @@ def test_two_ends_connect_exchange_a_message_and_disconnect(address: str) -> Non
 
 def test_nobody_listens() -> None:
     channel = cm.Channel()
-    cm_id = cm.resolve(channel, PORT)
+    cm_id = cm.resolve(channel, cm.free_port())
     cm_id.create_qp(cm.qp_init())
     cm_id.connect(ConnParam())
     channel.expect(ce.RDMA_CM_EVENT_REJECTED)

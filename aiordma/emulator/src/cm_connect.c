@@ -637,6 +637,13 @@ void cm_message_receive(const struct cm_message *m)
 		return;
 	}
 	id = cm_id_by_comm(m->to);
+	/* Who gives up before it has an answer doesn't know whom it asked: cm_acquire_rejected_id(). */
+	if (m->type == CM_REJ && !m->to) {
+		struct again a = { .m = m };
+
+		cm_ids_each(look_for, &a);
+		id = a.found;
+	}
 	if (m->type == CM_SIDR_REQ || (m->type == CM_SIDR_REP && id && from_its_peer(id, m))) {
 		cm_sidr_receive(m);
 		return;

@@ -6,6 +6,7 @@
  * is full; they are taken out with the last event. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -223,6 +224,14 @@ static void event_free(struct cm_event *e)
 	free(e);
 }
 
+/* The descriptor was closed by another thread. The kernel's write() goes on waiting then, for it holds the file, until a
+ * signal comes; rping ends that way. */
+static int wait_for_signal(void)
+{
+	poll(NULL, 0, -1);
+	return -EINTR;
+}
+
 /* As ucma_get_event() does, but that the wait is a look into the socket, which like the kernel's wait respects O_NONBLOCK
  * and goes on after a signal whose handler says SA_RESTART. */
 int cm_event_wait(struct cm_file *f, int fd)
@@ -249,10 +258,12 @@ int cm_event_wait(struct cm_file *f, int fd)
 		if (err)
 			return -err;
 		n = recv(copy, &byte, 1, MSG_PEEK);
-		err = n > 0 ? 0 : n < 0 ? errno : EBADF;
+		err = n < 0 ? errno : 0;
 		emu_real.close(copy);
 		if (err)
 			return -err;
+		if (!n)
+			return wait_for_signal();
 	}
 }
 

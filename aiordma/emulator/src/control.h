@@ -100,7 +100,7 @@ unsigned emu_node_rdev_minor(const struct emu_device *);
 
 int emu_hook_open(const char *path, int flags, mode_t mode);
 int emu_hook_openat(int dirfd, const char *path, int flags, mode_t mode);
-bool emu_hook_stat_path(const char *path, struct stat *st); /* true: it was ours and *st is filled */
+int emu_hook_stat_path(const char *path, struct stat *st); /* 1: it was ours and *st is filled; 0: not; -1: errno */
 void emu_hook_fstat_fix(int fd, struct stat *st);	     /* after the real fstat() succeeded */
 int emu_hook_ioctl(int fd, unsigned long request, void *arg);
 ssize_t emu_hook_write(int fd, const void *buf, size_t len);

@@ -128,17 +128,23 @@ static void fill_node_stat(const struct emu_device *d, struct stat *st)
 	st->st_blocks = 0;
 }
 
-bool emu_hook_stat_path(const char *path, struct stat *st)
+int emu_hook_stat_path(const char *path, struct stat *st)
 {
 	struct emu_device *d = node_of(path);
+	char buf[PATH_MAX];
 
-	if (!d && !emu_cm_is_node(path))
-		return false;
+	if (!d && !emu_cm_is_node(path)) {
+		const char *at = sysfs_path(path, buf, sizeof(buf));
+
+		if (at == path)
+			return 0;
+		return fstatat(AT_FDCWD, at, st, 0) ? -1 : 1;
+	}
 	memset(st, 0, sizeof(*st));
 	st->st_nlink = 1;
 	st->st_blksize = EMU_PAGE;
 	fill_node_stat(d, st);
-	return true;
+	return 1;
 }
 
 void emu_hook_fstat_fix(int fd, struct stat *st)

@@ -116,11 +116,15 @@ typedef int (*fstat_fn)(int, struct stat *);
 typedef int (*fxstat_fn)(int, int, struct stat *);
 
 #define STAT_BODY(name)                                                        \
+	int ours;                                                               \
 	NEXT(stat_fn, name)                                                    \
-	return emu_hook_stat_path(path, st) ? 0 : next(path, st)
+	ours = emu_hook_stat_path(path, st);                                    \
+	return ours ? ours - (ours > 0) : next(path, st)
 #define XSTAT_BODY(name)                                                       \
+	int ours;                                                               \
 	NEXT(xstat_fn, name)                                                   \
-	return emu_hook_stat_path(path, st) ? 0 : next(version, path, st)
+	ours = emu_hook_stat_path(path, st);                                    \
+	return ours ? ours - (ours > 0) : next(version, path, st)
 #define FSTAT_BODY(type, name, ...)                                            \
 	int ret;                                                               \
 	NEXT(type, name)                                                       \
