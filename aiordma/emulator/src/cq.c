@@ -102,18 +102,10 @@ void cq_overrun(struct emu_cq *cq)
 	emu_async_event(cq->o.ctx, IBV_EVENT_CQ_ERR, cq->user_handle, &cq->async_events);
 }
 
-bool cq_put_and_tell(struct emu_cq *cq, const struct nic_cqe *c)
-{
-	put(cq, c);
-	emu_log(EMU_DEBUG, "CQ 0x%x[%u]: op %u wqe op 0x%x qp 0x%x counter %u bytes %u syndrome 0x%x", cq->cqn, cq->pi - 1,
-		c->op, c->wqe_op, c->qpn, c->counter, c->bytes, c->syndrome);
-	if (cq->channel)
-		cq_check_armed(cq);
-	return true;
-}
-
 bool cq_write(struct emu_cq *cq, const struct nic_cqe *c)
 {
+	bool injecting;
+
 	if (unlikely(!cq || cq->overrun))
 		return false;
 	if (unlikely(full(cq))) {
@@ -122,7 +114,17 @@ bool cq_write(struct emu_cq *cq, const struct nic_cqe *c)
 		cq_overrun(cq);
 		return false;
 	}
-	return likely(!inject_any()) ? cq_put_and_tell(cq, c) : inject_cq_write(cq, c);
+	injecting = inject_any();
+	if (unlikely(injecting))
+		inject_before_cqe(cq);
+	put(cq, c);
+	emu_log(EMU_DEBUG, "CQ 0x%x[%u]: op %u wqe op 0x%x qp 0x%x counter %u bytes %u syndrome 0x%x", cq->cqn, cq->pi - 1,
+		c->op, c->wqe_op, c->qpn, c->counter, c->bytes, c->syndrome);
+	if (cq->channel)
+		cq_check_armed(cq);
+	if (unlikely(injecting))
+		inject_after_cqe();
+	return true;
 }
 
 bool cq_write_for(struct emu_qp *qp, struct emu_cq *cq, const struct nic_cqe *c)

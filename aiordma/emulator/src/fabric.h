@@ -15,7 +15,7 @@ struct wire_link;
 /* The longest slice of a message that goes as one request. */
 #define NIC_SLICE (256u * 1024)
 
-/* Opcodes that no WQE has: requests that the receiving end refuses. inject_wqe.c sends them. */
+/* MTUs that there aren't: requests that the receiving end refuses. inject_wqe.c sends them. */
 enum nic_refuse {
 	NIC_REFUSE_INVALID = 0xf0,
 	NIC_REFUSE_ACCESS,

@@ -15,7 +15,6 @@
 #include "emu.h"
 
 struct nic_wqe;
-struct nic_cqe;
 
 /* Not zero while anything is injected. */
 extern uint32_t emu_injecting;
@@ -62,8 +61,9 @@ static inline bool inject_hung(const struct emu_qp *qp)
 	return inject_any() && inject_hung_(qp);
 }
 
-/* inject_cq.c: instead of what cq.c does. */
-bool inject_cq_write(struct emu_cq *, const struct nic_cqe *);
+/* inject_cq.c: around the writing of a CQE. */
+void inject_before_cqe(struct emu_cq *);
+void inject_after_cqe(void);
 void inject_error_cqe(void *cqe);
 uint32_t inject_arm_index_(const struct emu_cq *, uint32_t index);
 

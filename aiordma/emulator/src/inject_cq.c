@@ -22,18 +22,20 @@ void inject_options_reset(void)
 
 /* ---------------------------------------------------------------- CQEs */
 
-bool inject_cq_write(struct emu_cq *cq, const struct nic_cqe *c)
+void inject_before_cqe(struct emu_cq *cq)
 {
-	bool done;
-
+	if (!(options & INJECT_STRICT_ARM))
+		return;
 	/* An arming that is seen here came before the CQE, one that is seen after it may have: then the reader, which looks
 	 * once more after arming, may not have seen the CQE, and needs the event. */
-	if (options & INJECT_STRICT_ARM && cq->channel)
+	if (cq->channel)
 		cq_check_armed(cq);
 	putting_cqe = true;
-	done = cq_put_and_tell(cq, c);
+}
+
+void inject_after_cqe(void)
+{
 	putting_cqe = false;
-	return done;
 }
 
 uint32_t inject_arm_index_(const struct emu_cq *cq, uint32_t index)

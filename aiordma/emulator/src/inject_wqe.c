@@ -457,16 +457,18 @@ static enum nic_step lose_answer(struct emu_qp *qp, struct nic_wqe *w, struct in
 }
 
 /* The other side refuses a request that says no more than that. */
-static enum nic_step be_refused(struct emu_qp *qp, struct nic_wqe *w, uint8_t opcode, uint8_t *syndrome)
+static enum nic_step be_refused(struct emu_qp *qp, struct nic_wqe *w, enum nic_refuse how, uint8_t *syndrome)
 {
-	uint8_t was = w->opcode;
+	uint8_t opcode = w->opcode, mtu = qp->mtu;
 	enum nic_step step;
 
-	w->opcode = opcode;
+	w->opcode = MLX5_OPCODE_SEND;
 	w->nseg = 0;
 	w->len = 0;
+	qp->mtu = (uint8_t)how;
 	step = requester_step(qp, w, syndrome);
-	w->opcode = was;
+	qp->mtu = mtu;
+	w->opcode = opcode;
 	return step;
 }
 

@@ -131,7 +131,6 @@ struct nic_cqe {
 
 /* False: the CQ is in error, or became so by this. */
 bool cq_write(struct emu_cq *, const struct nic_cqe *);
-bool cq_put_and_tell(struct emu_cq *, const struct nic_cqe *); /* there is room */
 void cq_overrun(struct emu_cq *); /* in error for good */
 /* Raises the event that the CQ is armed for, if it is due. True if there was one. */
 bool cq_check_armed(struct emu_cq *);

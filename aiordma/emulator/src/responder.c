@@ -395,7 +395,22 @@ static bool mtu_differs(const struct emu_qp *qp, const struct nic_req *req)
 {
 	uint8_t smaller = qp->mtu < req->src_mtu ? qp->mtu : req->src_mtu;
 
-	return qp->mtu != req->src_mtu && smaller && req->msg_len > 128ull << smaller;
+	if (likely(qp->mtu == req->src_mtu))
+		return false;
+	return req->src_mtu >= NIC_REFUSE_INVALID || (smaller && req->msg_len > 128ull << smaller);
+}
+
+/* For that reason, or because it asks for it (inject_wqe.c). */
+SELDOM_CALLED static enum nic_reply refuse_mtu(struct emu_qp *qp, uint8_t src_mtu)
+{
+	switch (src_mtu) {
+	case NIC_REFUSE_ACCESS:
+		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
+	case NIC_REFUSE_OPERATION:
+		return refuse(qp, REPLY_NAK_OPERATION, IBV_EVENT_QP_FATAL);
+	default:
+		return refuse_invalid(qp);
+	}
 }
 
 /* The peer is in RTS already: what the CM would have told comes with the first message, IBTA 11.6.3.1. */
@@ -441,7 +456,7 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	if (req->first && connected && n->rx->busy)
 		return REPLY_NONE;
 	if (req->first && qp->type != IBV_QPT_UD && mtu_differs(qp, req))
-		return refuse_invalid(qp);
+		return refuse_mtu(qp, req->src_mtu);
 	switch (req->opcode) {
 	case MLX5_OPCODE_RDMA_WRITE:
 	case MLX5_OPCODE_RDMA_WRITE_IMM:
@@ -454,12 +469,6 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	case MLX5_OPCODE_ATOMIC_FA:
 		reply = receive_atomic(qp, req);
 		break;
-	case NIC_REFUSE_INVALID:
-		return refuse_invalid(qp);
-	case NIC_REFUSE_ACCESS:
-		return refuse(qp, REPLY_NAK_ACCESS, IBV_EVENT_QP_ACCESS_ERR);
-	case NIC_REFUSE_OPERATION:
-		return refuse(qp, REPLY_NAK_OPERATION, IBV_EVENT_QP_FATAL);
 	default:
 		reply = qp->type == IBV_QPT_UD ? receive_datagram(qp, req, data) : receive_send(qp, req, data);
 	}
