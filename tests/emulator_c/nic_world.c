@@ -465,7 +465,7 @@ void qp_post(struct tqp *t, const struct wr *wr)
 
 	qp_post_quietly(t, wr);
 	memcpy(ctrl, t->qp.sq + (size_t)(pi & (t->qp.sq_nbb - 1)) * 64, sizeof(ctrl));
-	ring(t->app, 0x800 + 0x100 * (t->app->bf++ & 1), be32toh(ctrl[0]), be32toh(ctrl[1]));
+	ring(t->app, 0x800 + 0x100 * (__atomic_fetch_add(&t->app->bf, 1, __ATOMIC_RELAXED) & 1), be32toh(ctrl[0]), be32toh(ctrl[1]));
 }
 
 /* ---------------------------------------------------------------- events */

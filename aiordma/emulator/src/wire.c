@@ -203,8 +203,11 @@ static struct wire_link *open_link(const struct registry_peer *peer)
 	const struct registry_peer *side[2];
 	char fifo[64];
 
-	if (!l)
+	/* Others wrote the id. 0 would be taken for memory of our own, and prctl() takes -1 for everybody. */
+	if (!l || peer->pid <= 0) {
+		free(l);
 		return NULL;
+	}
 	l->peer = *peer;
 	l->side = self->slot > peer->slot;
 	side[l->side] = self;

@@ -29,6 +29,7 @@ enum { RC, RC_SMALL, UC, UD, XRC_INI, XRC_TGT, DCI, DCT, QPS };
 static char folder[] = "/tmp/aiordma-fuzz-XXXXXX";
 static char registry_path[400], link_path[400];
 static struct registry *reg;
+static pid_t peer_pid;
 static struct app app;
 static struct tcq cq[2];
 static struct tsrq srq[2];
@@ -95,9 +96,7 @@ static void make_peer(void)
 	CHECK(read(ready[0], &byte, 1) == 1);
 	close(ready[0]);
 	close(ready[1]);
-	reg->entry[PEER].generation = 1;
-	reg->entry[PEER].pid = pid;
-	reg->block_owner[PEER_BLOCK] = PEER + 1;
+	peer_pid = pid;
 }
 
 static void make_qp(unsigned i, struct qp_opts o, uint32_t peer)
@@ -116,10 +115,8 @@ static void make_qp(unsigned i, struct qp_opts o, uint32_t peer)
 static void build(void)
 {
 	static bool once;
-	uint16_t owner = reg ? reg->block_owner[PEER_BLOCK] : 0;
 
-	(void)owner;
-	emu_level = getenv("FUZZ_LOG") ? EMU_DEBUG : -0;
+	emu_level = getenv("FUZZ_LOG") ? EMU_DEBUG : EMU_ERROR;
 	if (!once) {
 		arena_map();
 		make_peer();
@@ -129,6 +126,7 @@ static void build(void)
 	/* Slot 0 in its first generation each time; blocks from the first. */
 	memset(&reg->entry[0], 0, sizeof(reg->entry[0]));
 	reg->entry[PEER].generation = 1;
+	reg->entry[PEER].pid = peer_pid;
 	reg->entry[PEER].asleep = 0;
 	reg->next_block = 0;
 	memset(reg->block_owner, 0, sizeof(reg->block_owner));
@@ -295,12 +293,12 @@ static void do_registry(struct input *in)
 {
 	size_t offset = take(in, 4) % sizeof(*reg), n = take(in, 1);
 	const uint8_t *bytes = take_bytes(in, &n);
-	pid_t pid = reg->entry[PEER].pid;
 
 	n = MIN(n, sizeof(*reg) - offset);
 	memcpy((uint8_t *)reg + offset, bytes, n);
-	/* Another process's memory is none of ours to look at. */
-	reg->entry[PEER].pid = pid;
+	/* The memory of any other process is none of ours to look at. */
+	if (reg->entry[PEER].pid > 0)
+		reg->entry[PEER].pid = peer_pid;
 	for (uint32_t i = 0; i < REGISTRY_SLOTS; i++)
 		if (i != PEER && i != registry_self()->slot)
 			reg->entry[i].pid = 0;
@@ -373,6 +371,8 @@ static void run(unsigned rounds)
 		wire_poll();
 		engine_pump(1);
 	}
+	for (struct emu_list *l = wire_links.next; l != &wire_links; l = l->next)
+		CHECK(container_of(l, struct wire_link, link)->peer.pid > 0);
 	emu_unlock();
 	if (!shared)
 		map_link();

@@ -12,6 +12,7 @@ RC, RC_SMALL, UC, UD, XRC_INI, XRC_TGT, DCI, DCT = range(8)
 OP_RUN, OP_ASK, OP_ANSWER, OP_RAW, OP_REGISTRY, OP_POST, OP_RECV, OP_CUT, OP_STATE, OP_POLL, OP_ALIVE = range(11)
 P_WRITE, P_READ, P_SEND, P_FA, P_WRITE_IMM, P_SEND_INVAL = range(6)
 ARENA = 0x200000000000
+REGISTRY_ENTRIES = 8320  # struct registry: the entries come after the owners of blocks
 
 # struct wire_request: opcode, flags at 0 and 1; rkey, npieces, lengths and the address behind.
 OPCODE, FLAGS, PSN, RKEY, SRQN, NPIECES = 0, 1, 20, 28, 36, 40
@@ -106,9 +107,17 @@ def seeds() -> dict[str, bytes]:
         + bytes(range(64))
         + bytes([OP_ALIVE])
         + RUN,
+        # No process has the id 0 or -1.
+        "no-pid": bytes([OP_REGISTRY])
+        + struct.pack("<IBi", REGISTRY_ENTRIES + 5 * 128 + 4, 4, 0)
+        + post(RC, P_READ, 1 << 20)
+        + RUN
+        + answer(0, npieces=1, payload=piece(64, 1 << 20))
+        + RUN,
+        "any-pid": bytes([OP_REGISTRY]) + struct.pack("<IBi", REGISTRY_ENTRIES + 5 * 128 + 4, 4, -1) + begin,
         "gone": begin
         + bytes([OP_REGISTRY])
-        + struct.pack("<IB", 8320 + 5 * 128, 4)
+        + struct.pack("<IB", REGISTRY_ENTRIES + 5 * 128, 4)
         + b"\2\0\0\0"
         + RUN
         + post(DCI, P_WRITE, 8)
