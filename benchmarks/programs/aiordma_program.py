@@ -2,7 +2,7 @@
 
 write      WINDOW in flight, each awaited, a new one for each that completes
 turns      the same, where QPS queue pairs take turns
-batch      WINDOW at a time with one doorbell and one Completion
+batch      WINDOW at a time with one doorbell and one Completion; repost: built once, posted again and again
 tasks      WINDOW tasks, each awaiting one write at a time
 write2     as write, to another process; target is that other process
 pingpong   messages there and back
@@ -131,6 +131,26 @@ async def batch(device: aiordma.Device, o: Options) -> None:
             done = 0
             while done < ops:
                 await qps[0].rdma_write_many(pairs)
+                done += o.window
+            return done
+
+        await protocol.serve_async(run)
+
+
+async def repost(device: aiordma.Device, o: Options) -> None:
+    async with (
+        device.reg_mr(protocol.memory(o.size)) as source,
+        device.reg_mr(protocol.memory(o.size)) as target,
+        connected(device, o) as qps,
+    ):
+        built = qps[0].batch()
+        for _ in range(o.window):
+            built.rdma_write(source[0 : o.size], target.remote()[0 : o.size])
+
+        async def run(ops: int) -> int:
+            done = 0
+            while done < ops:
+                await built.repost()
                 done += o.window
             return done
 
@@ -389,7 +409,23 @@ async def waiting(device: aiordma.Device, o: Options) -> None:
 
 WORKLOADS = {"turns": turns} | {
     f.__name__: f
-    for f in (write, batch, tasks, write2, target, pingpong, fanout, memcpy, strided, packed, heap, rss, idle, waiting)
+    for f in (
+        write,
+        batch,
+        repost,
+        tasks,
+        write2,
+        target,
+        pingpong,
+        fanout,
+        memcpy,
+        strided,
+        packed,
+        heap,
+        rss,
+        idle,
+        waiting,
+    )
 }
 
 

@@ -8,7 +8,11 @@ PyPI's UCX has no transport for verbs, so that DEVICE isn't used: it chooses bet
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
+
+# UCX says things on standard output, which is for answers here.
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
 
 import numpy as np
 import protocol
@@ -41,6 +45,7 @@ async def main(o: protocol.Options) -> None:
 
     await protocol.serve_async(run, message)
     ended.set()
+    await asyncio.sleep(0)  # the listener's handler ends
 
 
 if __name__ == "__main__":
