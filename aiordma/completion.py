@@ -13,7 +13,8 @@ from typing import Any
 from aiordma import _control, _pyverbs
 from aiordma._backends import Watch
 from aiordma._dataplane import Completion, CompletionQueue, QueueTable
-from aiordma._offload import Control, in_thread
+from aiordma._offload import Control, in_thread, until
+from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, DeviceFatalError, UsageError
 
 __all__ = ["Completion", "CompletionEngine"]
@@ -46,14 +47,20 @@ class CompletionEngine:
         self._spin_us = spin_us
         self._table = QueueTable()
         self._cqs: dict[str, list[_Watched]] = {"send": [], "recv": []}
+        self._growing: dict[str, Signal] = {}
         self._vector = 0
         self._closed = False
 
     async def acquire(self, role: str, entries: int) -> CompletionQueue:
         """Inside a control operation: a CQ for ``role`` with ``entries`` entries set aside; undone by unreserve()."""
-        for watched in self._cqs[role]:
-            if watched.queue.reserve(entries):
-                return watched.queue
+        while True:
+            for watched in self._cqs[role]:
+                if watched.queue.reserve(entries):
+                    return watched.queue
+            if role not in self._growing:
+                break
+            # Many QPs that are made at the same time shall have the next CQ in common, and not one each.
+            await until(self._growing[role])
         if entries > self._max_cqe:
             raise UsageError(
                 f"{'max_send_wr' if role == 'send' else 'max_recv_wr or max_wr'} of {entries}: the device's CQs have at most "
@@ -62,10 +69,16 @@ class CompletionEngine:
         default = SEND_DEPTH if role == "send" else RECV_DEPTH
         # Doubled each time, so that a thousand QPs have a few CQs and not a hundred.
         depth = min(self._max_cqe, max(default << min(len(self._cqs[role]), 8), entries))
-        queue = await self.create(role, depth)
-        if not queue.reserve(entries):
-            raise queue.error or ClosedError("the device was closed")
-        return queue
+        grown = self._growing[role] = Signal(self._control.hooks)
+        try:
+            queue = await self.create(role, depth)
+            # Before those who wait take what they want.
+            if not queue.reserve(entries):
+                raise queue.error or ClosedError("the device was closed")
+            return queue
+        finally:
+            del self._growing[role]
+            grown.finish()
 
     async def create(self, role: str, depth: int) -> CompletionQueue:
         """Inside a control operation: another CQ of at least ``depth`` entries, watched by the loop."""

@@ -3,8 +3,11 @@
 import contextlib
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +101,71 @@ async def let_go() -> None:
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
     await anyio.sleep(0.01)
+
+
+PEER = """
+import asyncio, os, signal, sys
+import aiordma
+from aiordma import QPConfig
+
+VIA, HOST, PORT, DEVICE = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+
+def say(*words):
+    print(*words, flush=True)
+
+def hear():
+    return sys.stdin.readline().strip()
+"""
+
+
+class Peer:
+    """A process of its own: a program that says lines and hears lines. It's killed at the end if it still lives."""
+
+    def __init__(self, program: str, via: str, host: str, port: int = 0) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PEER + textwrap.dedent(program), via, host, str(port), DEVICE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def heard(self) -> str:
+        """The next line that it says."""
+        assert self._process.stdout is not None
+        line = await anyio.to_thread.run_sync(self._process.stdout.readline, abandon_on_cancel=True)
+        assert line, f"the peer has ended: {self._process.wait(10)}"
+        return line.strip()
+
+    def say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(20)
+
+    async def ended(self) -> int:
+        return await anyio.to_thread.run_sync(self._process.wait, 30)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(20)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+@contextlib.contextmanager
+def peer(program: str, via: str, host: str = HOST, port: int = 0) -> Iterator[Peer]:
+    """A Peer for the length of a block."""
+    started = Peer(program, via, host, port)
+    try:
+        yield started
+    finally:
+        started.close()
