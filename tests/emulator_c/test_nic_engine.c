@@ -444,16 +444,22 @@ static void queues_taken_away(void)
 		size_t size = 64 * 64 + 64 * 16;
 		struct tqp q[2], other[2];
 		struct emu_qp *p = &q[0].qp;
+		struct tcq own;
 		uint8_t *buf, *page;
 		struct sge s;
 		struct wr w;
+		struct wc wc;
 
 		open_all();
 		w = write_of(&s, 8);
-		pair_new(q);
+		/* A CQ of their own: it may run over, with as many requests as a record of zero seems to say. */
+		cq_new(&own, &app, 16, NULL);
+		for (unsigned i = 0; i < 2; i++)
+			qp_new(&q[i], &app, &own, &own, (struct qp_opts){ 0 });
+		qp_connect(&q[0], &q[1]);
 		pair_new(other);
 		qp_post(&q[0], &w);
-		ok(&q[0]);
+		cq_wait(&own, &wc);
 		page = mmap(NULL, 4096 + 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		CHECK(page != MAP_FAILED);
 		buf = page + 4096;
@@ -476,18 +482,14 @@ static void queues_taken_away(void)
 		emu_qp_kick(p);
 		emu_unlock();
 		for (unsigned i = 0; i < 100; i++) {
-			struct wc wc;
-
 			qp_post(&other[0], &w);
-			do
-				cq_wait(&cq, &wc);
-			while (wc.qpn != other[0].qp.qpn);
-			CHECK_EQ(wc.syndrome, 0);
+			ok(&other[0]);
 		}
 		for (unsigned i = 0; i < 2; i++) {
 			qp_free(&other[i]);
 			qp_free(&q[i]);
 		}
+		cq_free(&own);
 		munmap(page, 4096 + 8192);
 		close_all();
 	}
