@@ -178,11 +178,12 @@ int emu_name_fxstat64(int version, int fd, struct stat *st)
 static bool node_access(const char *path, int mode, int *answer)
 {
 	struct stat st;
+	int ours = emu_hook_stat_path(path, &st);
 
-	if (!emu_hook_stat_path(path, &st))
+	if (!ours)
 		return false;
-	*answer = mode & X_OK ? -1 : 0;
-	if (*answer)
+	*answer = ours < 0 || (S_ISCHR(st.st_mode) && mode & X_OK) ? -1 : 0;
+	if (ours > 0 && *answer)
 		errno = EACCES;
 	return true;
 }
