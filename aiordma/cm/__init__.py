@@ -31,7 +31,7 @@ from aiordma.cm._endpoint import REJECT_DATA, REPLY_DATA, REQUEST_DATA, End, Lin
 from aiordma.cm._opening import Opening
 from aiordma.cm._rdmacm import RdmaLink
 from aiordma.cm._rdmacm_source import RdmaSource, bind_ids
-from aiordma.cm._reasons import NOBODY
+from aiordma.cm._reasons import CONSUMER, NOBODY
 from aiordma.cm._shared import Lease
 from aiordma.cm._tcp import TcpLink
 from aiordma.cm._tcp_source import TcpSource, bind
@@ -69,7 +69,7 @@ def _check_via(via: object) -> None:
         raise UsageError(f'via: "rdma_cm", "tcp" or None, not {via!r}')
 
 
-async def _channel(via: Via | None) -> Lease[Channel] | None:
+async def _manager(via: Via | None) -> Lease[Channel] | None:
     """The loop's channel of the connection manager; None where it's to be TCP."""
     if via == "tcp":
         return None
@@ -139,19 +139,25 @@ async def _connect(
         try:
             with anyio.fail_after(timeout):
                 endpoints = await resolve(host, port)
-                manager = await _channel(via)
+                manager = await _manager(via)
         except TimeoutError:
             raise ConnectTimeoutError(where, "resolving the name") from None
         problem: ConnectError | None = None
-        for endpoint in endpoints:
+        for number, endpoint in enumerate(endpoints):
             end = _end(manager, endpoint, plan, where)
             end.lease = given(device)
+            left = len(endpoints) - number
             try:
-                await end.open(None if timeout is None else max(0.0, deadline - anyio.current_time()))
+                # An address that doesn't answer leaves time for the others.
+                await end.open(None if timeout is None else max(0.0, deadline - anyio.current_time()) / left)
             except (ResolutionError, UnreachableError) as e:
                 problem = e
+            except ConnectTimeoutError as e:
+                if left == 1:
+                    raise
+                problem = e
             except RejectedError as e:
-                if e.status != NOBODY:
+                if not _nobody(e):
                     raise
                 problem = e
             else:
@@ -160,6 +166,14 @@ async def _connect(
         raise problem
     finally:
         await _leave(manager)
+
+
+def _nobody(error: RejectedError) -> bool:
+    """Whether it may be for want of a listener at this address that it was rejected.
+
+    For a port that is listened on at another address only, Linux' CM rejects as a program would that says nothing.
+    """
+    return error.status == NOBODY or (error.status == CONSUMER and not error.reason and not any(error.private_data))
 
 
 def _end(manager: Lease[Channel] | None, endpoint: Endpoint, plan: Plan, where: str) -> End:
@@ -209,7 +223,7 @@ async def _listen(
     via: Via | None,
 ) -> Listener:
     endpoints = await resolve(host, port, passive=True)
-    manager = await _channel(via)
+    manager = await _manager(via)
     listener = Listener(device, config, backlog)
     if manager is None:
         listener.begin(TcpSource(_backends.current(), bind(endpoints, host is None, backlog), listener))
@@ -223,7 +237,7 @@ async def _listen(
     source = RdmaSource(control, manager, ids, listener)
     listener.begin(source)
     try:
-        await source.listen(backlog)
+        await source.listen()
     except BaseException:
         await listener.aclose()
         raise

@@ -54,6 +54,17 @@ def check_port(port: object, low: int) -> int:
     return port
 
 
+def _sockaddr(family: int, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the socket module has; anyio gives the scope of an IPv6 address as part of its text."""
+    if family != socket.AF_INET6:
+        return found
+    host, _, scope = str(found[0]).partition("%")
+    number = found[3] if len(found) > 3 else 0
+    if scope:
+        number = int(scope) if scope.isdecimal() else socket.if_nametoindex(scope)
+    return host, found[1], found[2] if len(found) > 2 else 0, number
+
+
 async def resolve(host: str | None, port: int, *, passive: bool = False) -> list[Endpoint]:
     """The addresses of ``host``, in the order to try them, off the loop.
 
@@ -68,13 +79,18 @@ async def resolve(host: str | None, port: int, *, passive: bool = False) -> list
     flags = socket.AI_PASSIVE if passive else 0
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        endpoints = _endpoints(found)
     except (OSError, UnicodeError) as e:
         raise ResolutionError(f"{host!r} can't be resolved: {e}") from e
+    if not endpoints:
+        raise ResolutionError(f"{host!r} has no IP address")
+    return endpoints
+
+
+def _endpoints(found: list[Any]) -> list[Endpoint]:
     endpoints = dict.fromkeys(
-        Endpoint(int(family), tuple(sockaddr))
+        Endpoint(int(family), _sockaddr(family, tuple(sockaddr)))
         for family, _, _, _, sockaddr in found
         if family in (socket.AF_INET, socket.AF_INET6)
     )
-    if not endpoints:
-        raise ResolutionError(f"{host!r} has no IP address")
     return list(endpoints)

@@ -83,7 +83,11 @@ class Channel:
             if self._closing is None:
                 self._watch = self._control.backend.watch(self.native.fd, self._on_readable)
             for token, *event in events:
-                self._dispatch(token, event)
+                try:
+                    self._dispatch(token, event)
+                except Exception as e:
+                    # The other events have nothing to do with it.
+                    self._control.backend.report("an event of the connection manager can't be handled", e)
 
     def _dispatch(self, token: int, event: list[Any]) -> None:
         handler = self._handlers.get(token)

@@ -180,9 +180,13 @@ class RdmaLink:
         try:
             await self._call(fn, *args, **kwargs)
         except VerbsError as e:
-            if e.errno in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
-                raise DisconnectedError(f"{end.where}: the peer gave up while the connection was made ({e})") from e
-            raise
+            raise self._gave_up(end, e) from e
+
+    def _gave_up(self, end: End, error: VerbsError) -> Exception:
+        """What to raise for an error of the CM: that the id is in no state for the call says that the peer has gone."""
+        if error.errno in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
+            return DisconnectedError(f"{end.where}: the peer gave up while the connection was made ({error})")
+        return error
 
     def _make(self) -> None:
         self._id = _cm.Id(self._channel.thing.native)
@@ -192,7 +196,12 @@ class RdmaLink:
             with using(self._control, id(self)):  # the id is asked in the QP's worker thread
                 await outcome(qp.transition(lambda: self._transitions(end, qp)))
 
-        await Pending(self._control, ready())
+        try:
+            await Pending(self._control, ready())
+        except VerbsError as e:
+            if e.verb == "rdma_init_qp_attr":
+                raise self._gave_up(end, e) from e
+            raise
 
     def _transitions(self, end: End, qp: QueuePair) -> Iterator[tuple[int, dict[str, Any]]]:
         """In a worker thread: what the CM knows of the path and the peer, and of the rest what the config says."""

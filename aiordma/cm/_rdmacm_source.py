@@ -57,6 +57,10 @@ def bind_ids(channel: _cm.EventChannel, endpoints: list[Endpoint], wildcard: boo
     return found
 
 
+# The longest that the kernel makes it, unless an administrator says otherwise (core/ucma.c: max_backlog).
+_BACKLOG = 1024
+
+
 class RdmaSource:
     """See :class:`aiordma.cm.listener.Source`."""
 
@@ -71,12 +75,14 @@ class RdmaSource:
         for made in ids:
             channel.thing.register(made.token, self._on_event)
 
-    async def listen(self, backlog: int) -> None:
+    async def listen(self) -> None:
         """rdma_listen(3), off the loop."""
 
         def run() -> None:
+            # The kernel's own backlog, of events that nobody has taken yet, as long as it may be: what doesn't fit in it is
+            # dropped without a word, and the peer tries again after seconds. The Listener's rejects.
             for made in self._ids:
-                made.listen(backlog)
+                made.listen(_BACKLOG)
 
         await Pending(self._control, in_thread(self._control, run))
 

@@ -125,14 +125,14 @@ asyncio.run(main())
 async def test_an_end_while_the_qp_is_brought_up_waits_for_the_verb_and_leaves_nothing(
     via: str, state: str, cancel: bool
 ) -> None:
-    from aiordma.emulator import _inject as inject
+    from aiordma.emulator import faults
 
     async with aiordma.open_device("emulated:mlx5_0") as device:
         with peer(SERVER, via) as server:
             port = int(await server.heard())
             async with aiordma.connect(HOST, port, via=via, device=device):
                 pass
-            with inject.slow("modify_qp", 5 * SOON, state=state):
+            with faults.verb("modify_qp", delay=5 * SOON, state=state):
                 if cancel:
                     with anyio.move_on_after(SOON) as scope:
                         await aiordma.connect(HOST, port, via=via, device=device, timeout=None)

@@ -86,18 +86,20 @@ async def test_a_wildcard_listener_takes_every_address_of_the_machine(via: str, 
 
 @both
 async def test_of_a_name_with_several_addresses_each_is_tried(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first address has no listener, the second has."""
+    """The first address has no listener, the second isn't reached, the third has one."""
     real = anyio.getaddrinfo
 
     async def two(host: Any, port: Any, **kwargs: Any) -> Any:
         if host != "storage-1.example":
             return await real(host, port, **kwargs)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.9", HOST)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    addresses = ["127.0.0.9", "203.0.113.1", HOST] if via == "rdma_cm" else ["127.0.0.9", HOST]
 
     async with world(via) as w:
         monkeypatch.setattr(anyio, "getaddrinfo", two)
         w.host = "storage-1.example"
-        a, b = await w.both()
+        a, b = await w.both(timeout=3)
         async with a, b:
             assert a.remote_address == (HOST, w.listener.port)
 
