@@ -106,7 +106,7 @@ def connect(
     ``device``: on which the QP is made; None for the one that leads to the address, which is opened for this, shared
     with the loop's other connections, and closed with the last of them. ``config``: a :class:`QPConfig`; ``options``
     are fields of it, and replace its. ``private_data``: for the peer to see in its request, up to 56 bytes.
-    ``prepare``: called with the QP before the peer hears of the connection, and awaited if that gives an awaitable: the
+    ``prepare``: called with the QP before the peer hears of the connection, and awaited if it is a coroutine: the
     place to post receives, so that no message of the peer finds none. ``srq``: take receives from it. ``via``: see
     :mod:`aiordma.cm`. ``timeout``: seconds for all of it, None for no limit.
 

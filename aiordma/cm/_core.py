@@ -83,6 +83,7 @@ class Core:
         self._position = 0
         self._called: set[Action] = set()
         self._seen: set[Event] = set()
+        self._early: BaseException | None = None
         self._busy: Action | None = None
         self._answered = active
         self._met = False
@@ -170,7 +171,10 @@ class Core:
     def event(self, event: Event, error: BaseException | None = None) -> None:
         """The connection manager reports something. ``error``: with FAILED, why."""
         if event in (Event.FAILED, Event.DISCONNECTED):
-            if self.phase is Phase.OPENING:
+            if event is Event.DISCONNECTED and self._as_good_as_open():
+                # It was open at the other side, which may have sent something meanwhile: it opens first, and is lost then.
+                self._early = error or DisconnectedError("the peer disconnected")
+            elif self.phase is Phase.OPENING:
                 self.stop(error or DisconnectedError("the peer disconnected while the connection was made"))
             elif self.phase is Phase.OPEN and not self.lost:
                 self.error = self.error or error
@@ -179,6 +183,12 @@ class Core:
         self._seen.add(event)
         self._advance()
 
+    def _as_good_as_open(self) -> bool:
+        """The last step's call is under way, and nothing else is missing."""
+        if self.phase is not Phase.OPENING or self.error is not None or self._busy not in _MEETING:
+            return False
+        return self._busy not in _ANSWER or _ANSWER[self._busy] in self._seen
+
     def _advance(self) -> None:
         if self.phase is not Phase.OPENING or self.error is not None:
             return
@@ -186,6 +196,8 @@ class Core:
             self._position += 1
             if self._position == len(self._steps):
                 self.phase = Phase.OPEN
+                if self._early is not None:
+                    self.event(Event.DISCONNECTED, self._early)
                 return
 
     def stop(self, error: BaseException) -> None:

@@ -223,7 +223,8 @@ class End:
         self.offer = self.plan.offer(device)
         if self.plan.prepare is not None:
             self.prepared = self.plan.prepare(self.qp)
-            if inspect.isawaitable(self.prepared):
+            # Not whatever can be awaited: the Completion of a receive is a result here.
+            if inspect.iscoroutine(self.prepared):
                 self.prepared = await self.prepared
 
     async def abandon(self) -> None:

@@ -49,7 +49,9 @@ class Connection(Owned):
         self._belong(end.qp.device)
         end.on_lost = self._gone.finish
         if end.core.lost:
+            # It was lost before anybody knew that it was there.
             self._gone.finish()
+            end.work()
         end.qp.device.adopt(self)
 
     # ---------------------------------------------------------------- what it is

@@ -72,6 +72,23 @@ async def test_what_was_received_before_the_close_is_still_there(via: str) -> No
 
 
 @both
+async def test_what_a_peer_says_before_it_leaves_at_once_is_heard(via: str) -> None:
+    """The client has its receives posted, and the server's message, whether or not it learns first that it's connected."""
+    async with world(via) as w, w.device.reg_mr(bytearray(64)) as memory:
+
+        async def say(request: aiordma.Request) -> None:
+            async with request.accept() as connection:
+                await connection.send(b"bye")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(w.serve, say)
+            for _ in range(20):
+                async with w.connect(prepare=lambda qp: qp.recv(memory[:8])) as connection:
+                    assert (await connection.prepared).byte_len == 3
+            group.cancel_scope.cancel()
+
+
+@both
 async def test_both_sides_may_close_at_the_same_time_and_twice(via: str) -> None:
     async with world(via) as w:
         for _ in range(5):

@@ -214,3 +214,34 @@ def test_a_request_that_is_not_accepted_is_rejected() -> None:
     core.failed(Action.PREPARE, OSError("no memory"))
     assert _run_out(core) == [Action.REJECT, Action.RELEASE]
     assert isinstance(core.error, OSError)
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_peer_that_leaves_before_this_side_knows_that_it_is_open_leaves_an_open_end(active: bool) -> None:
+    """What the peer sent before it left is in the receives that were posted, and isn't lost."""
+    core = Core(active=active)
+    for step in STEPS[active][:-1]:
+        assert core.next() is step
+        core.done(step)
+        if step in ANSWERS:
+            core.event(ANSWERS[step])
+    last = STEPS[active][-1]
+    assert core.next() is last
+    if last in ANSWERS:
+        core.event(ANSWERS[last])
+    core.event(Event.DISCONNECTED)
+    assert not core.settled
+    core.done(last)
+    assert core.phase is Phase.OPEN
+    assert core.lost
+    assert _run_out(core) == [Action.FLUSH, Action.DISCONNECT]
+
+
+def test_a_peer_that_leaves_without_having_confirmed_was_never_connected() -> None:
+    core = Core(active=False)
+    for step in STEPS[False]:
+        assert core.next() is step
+        core.done(step)
+    core.event(Event.DISCONNECTED)
+    assert core.phase is Phase.OPENING
+    assert isinstance(core.error, DisconnectedError)
