@@ -17,6 +17,9 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+# By itself Python puts a script's folder there, but not where PYTHONSAFEPATH is set.
+sys.path.insert(0, str(Path(__file__).parent))
+
 import goals
 import machine
 import results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,11 @@ def _gid_index(root: Path, device: str) -> int:
     return 0
 
 
+def _without_safe_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """The programs' own folder has a module that they share."""
+    return {name: value for name, value in environment.items() if name != "PYTHONSAFEPATH"}
+
+
 @contextmanager
 def choose_device(wanted: str | None) -> Iterator[Bench]:
     """A verbs name, "emulated", or, for None, what AIORDMA_DEVICE says, hardware if there is any, the emulated NIC."""
@@ -63,7 +68,7 @@ def choose_device(wanted: str | None) -> Iterator[Bench]:
         folder = PrivateFolder()
         try:
             # What `aiordma emulate` does, once for all programs.
-            env = environment(folder, EmulatorConfig(devices=(EmulatedDevice(name=name),)))
+            env = _without_safe_path(environment(folder, EmulatorConfig(devices=(EmulatedDevice(name=name),))))
             yield Bench(name, True, True, _gid_index(folder.path, name), env)
         finally:
             folder.remove()
@@ -72,4 +77,4 @@ def choose_device(wanted: str | None) -> Iterator[Bench]:
     if not sysfs.exists():
         raise NoDevice(f"{wanted}: there's no such RDMA device; --device emulated takes the emulated NIC")
     mlx5 = (sysfs / "device" / "driver").resolve().name == "mlx5_core"
-    yield Bench(wanted, False, mlx5, _gid_index(Path("/sys"), wanted), dict(os.environ))
+    yield Bench(wanted, False, mlx5, _gid_index(Path("/sys"), wanted), _without_safe_path(os.environ))

@@ -54,6 +54,7 @@ def latency(found: dict[str, Any], path: Path) -> Path | None:
     for name in shown:
         axes.plot([ns / 1000 for ns in lines[name]], found["quantile_points"], color=COLOURS[name], label=titles[name])
     axes.set_xscale("log")
+    axes.set_xlim(0.1, 1000)  # the little beyond is the scheduler's
     axes.set_xlabel("microseconds, an 8 B write awaited")
     axes.set_ylabel("share of writes that took no longer")
     axes.legend(fontsize=8)
