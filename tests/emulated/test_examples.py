@@ -74,7 +74,7 @@ def run(name: str, *arguments: str, **options: object) -> subprocess.CompletedPr
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "demo"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "demo", "fault_tests"}
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -85,6 +85,23 @@ def test_example(name: str, tmp_path: Path) -> None:
     for line in EXPECTED[name]:
         assert line in done.stdout
     assert complaints(done.stderr) == ""
+
+
+def test_the_example_of_tests_passes(tmp_path: Path) -> None:
+    # Of an option that the example leaves to pytest-asyncio, that one complains.
+    settings = ("-o", "asyncio_default_fixture_loop_scope=function", "-p", "no:cacheprovider", "-c", os.devnull)
+    quiet = ("-W", "error", "-W", "ignore:Module already imported so cannot be rewritten; _aiordma_editable_loader")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, *quiet, str(EXAMPLES / "fault_tests.py")],
+        env={**environment(), "PYTHONWARNINGS": "default"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
 
 
 # ---------------------------------------------------------------- the demo

@@ -161,6 +161,22 @@ async def test_what_a_lost_answer_concealed_is_done_once(opcode: str) -> None:
         await pair.a.rdma_write(pair.local[:8], pair.remote[:8])
 
 
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_as_many_are_lost_as_there_are_sendings(retries: int) -> None:
+    """One, and retry_cnt more."""
+    async with opened() as device:
+        for lost, error in ((1 + retries, RetryExceededError), (retries, None)):
+            async with connected(device, timeout=4, retry_cnt=retries) as pair:
+                rule = faults.drop(pair.a, count=lost) if lost else faults.drop(pair.a, probability=0)
+                with rule, anyio.fail_after(SOON):
+                    if error is None:
+                        await pair.a.rdma_write(pair.local[:8], pair.remote)
+                    else:
+                        with pytest.raises(error):
+                            await pair.a.rdma_write(pair.local[:8], pair.remote)
+                assert rule.hits == lost
+
+
 async def test_lost_answers_until_the_end_leave_what_was_done() -> None:
     async with opened() as device, connected(device, timeout=4, retry_cnt=2) as pair:
         pair.left[:8] = b"but done"

@@ -1,5 +1,6 @@
 """aiordma.emulator.faults: which operations a rule hits, which of several applies, how rules come and go."""
 
+import os
 import subprocess
 import sys
 import time
@@ -329,3 +330,71 @@ def test_every_rule_of_python_is_one_for_the_device(
         return
     with faults.delay(seconds, device="mlx5_1", **conditions) as rule:  # type: ignore[arg-type]
         assert rule.hits == 0
+
+
+# ------------------------------------------------------------------ any program
+
+
+PROGRAM = """
+import errno
+import anyio
+import aiordma
+from aiordma.emulator import faults
+from aiordma.testing import connected_pair
+
+async def main():
+    async with aiordma.open_device() as device, device.reg_mr(bytearray(8)) as mr:
+        try:
+            await device.reg_mr(bytearray(8))
+        except aiordma.VerbsError as e:
+            print(errno.errorcode[e.errno])
+        async with connected_pair(device, timeout=8) as (a, b):
+            for _ in range(5):
+                await a.rdma_write(mr, mr.remote())
+        faults.reset()
+        await (await device.reg_mr(bytearray(8))).close()
+
+anyio.run(main)
+"""
+
+
+def emulate(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "aiordma.cli", "emulate", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | env,
+    )
+
+
+def test_a_program_is_run_with_faults() -> None:
+    done = emulate(
+        *("--fault", "drop:opcode=RDMA_WRITE,nth=2,count=2"),
+        *("--fault", "verb:name=reg_mr,error=ENOMEM,nth=2,every=1"),
+        *("--", sys.executable, "-c", PROGRAM),
+        AIORDMA_EMULATOR_LOG="info",
+        AIORDMA_DEVICE="",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ENOMEM\n"
+    assert done.stderr.count(": fault 1, drop") == 2
+    assert done.stderr.count("mlx5_0: fault 2, verb") == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("drip", "there is no fault 'drip'"),
+        ("drop:often", "'often' is not NAME=VALUE"),
+        ("verb:name=poll_cq,error=EIO", "never leaves the library"),
+        ("verb:name=make_tea,error=EIO", 'there is no verb "make_tea"'),
+        ("drop:device=mlx5_3", "there is no device mlx5_3"),
+    ],
+)
+def test_a_fault_that_makes_no_sense_is_refused_before_the_program_runs(fault: str, why: str) -> None:
+    done = emulate("--fault", fault, "--", "echo", "ran", COLUMNS="200")
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "ran" not in done.stdout

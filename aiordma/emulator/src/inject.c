@@ -72,6 +72,15 @@ bool inject_fires(struct inject_rule *r, uint64_t own)
 	return !r->random || inject_random(r, own) >> 32 < r->chance;
 }
 
+void inject_hit(struct inject_rule *r, const struct emu_device *dev, uint32_t qpn)
+{
+	r->hits++;
+	if (qpn)
+		emu_log(EMU_INFO, "%s: QP 0x%x: fault %u, %s", dev->name, qpn, r->id, inject_name(r->kind));
+	else
+		emu_log(EMU_INFO, "%s: fault %u, %s", dev->name, r->id, inject_name(r->kind));
+}
+
 static unsigned weight(const struct inject_rule *r)
 {
 	return (r->qpn ? 4u : 0) + (r->dev ? 2u : 0) + (r->opcodes ? 1u : 0);

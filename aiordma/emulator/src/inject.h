@@ -130,6 +130,8 @@ extern uint32_t inject_nrules;
 /* Another number each time that the first rule is made. */
 extern uint32_t inject_epoch;
 
+/* inject_text.c */
+const char *inject_name(enum inject_kind);
 /* Fills a rule from words ("drop", "qp=257", "nth=3"); false, and why in `error`. */
 bool inject_parse(struct inject_rule *, char **words, unsigned n, char *error, size_t error_size);
 /* Takes the rule over; its number, or 0: no such device, or no memory. */
@@ -143,6 +145,8 @@ static inline bool inject_is(const struct inject_rule *r, const struct emu_devic
 
 /* The rule matches: does it fire? Counts. `own` counts the matches of the QP, which is what chance depends on. */
 bool inject_fires(struct inject_rule *, uint64_t own);
+/* It did: counts, and says so. */
+void inject_hit(struct inject_rule *, const struct emu_device *, uint32_t qpn);
 /* A number made of the rule's seed and of `n`. */
 uint64_t inject_random(const struct inject_rule *, uint64_t n);
 /* The one of two that applies: that for the QP before that for the device before that for all, of those the one for

@@ -201,11 +201,11 @@ static int apply(const struct command *c, uint64_t *delay_ns)
 		if (r->error)
 			best = inject_choose(best, r);
 		else
-			r->hits++;
+			inject_hit(r, c->dev, 0);
 	}
 	if (!best)
 		return 0;
-	best->hits++;
+	inject_hit(best, c->dev, 0);
 	return (int)best->error;
 }
 
@@ -274,7 +274,7 @@ uint8_t inject_devx_(const struct emu_device *dev, uint16_t opcode, uint32_t *sy
 	}
 	if (!best)
 		return 0;
-	best->hits++;
+	inject_hit(best, dev, 0);
 	*syndrome = (uint32_t)best->devx_syndrome;
 	return (uint8_t)best->status;
 }

@@ -28,6 +28,11 @@ static const char *const kinds[INJECT_KINDS] = {
 	[INJECT_DEVICE_FATAL] = "device_fatal",
 };
 
+const char *inject_name(enum inject_kind kind)
+{
+	return kinds[kind];
+}
+
 /* enum ibv_wr_opcode, and mlx5's own. A window is bound and a key invalidated by what changes keys: mlx5/qp.c,
  * mlx5_ib_opcode[]. */
 static const struct {

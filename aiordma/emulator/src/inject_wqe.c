@@ -218,7 +218,7 @@ static void decide_hold(const struct emu_qp *qp, const struct nic_wqe *w, struct
 
 		if (r->kind != INJECT_HOLD || always(r) || !matches(r, qp, w) || !inject_fires(r, own_count(i, r)))
 			continue;
-		r->hits++;
+		inject_hit(r, qp->dev, qp->qpn);
 		i->held_by = r->id;
 	}
 }
@@ -236,7 +236,7 @@ static bool held(const struct emu_qp *qp, const struct nic_wqe *w, struct inject
 		if (!matches(r, qp, w))
 			continue;
 		if (i->held_by != r->id) {
-			r->hits++;
+			inject_hit(r, qp->dev, qp->qpn);
 			r->seen++;
 			i->held_by = r->id;
 		}
@@ -333,7 +333,7 @@ static void reorder(struct emu_qp *qp, struct inject_qp *i, struct inject_rule *
 {
 	if (!inject_fires(r, own_count(i, r)) || i->reordered_by || !begin_to_wait(qp, r))
 		return;
-	r->hits++;
+	inject_hit(r, qp->dev, qp->qpn);
 	i->reordered_by = r->id;
 	i->overtaken = started[qp->dev->index] + (r->by ? r->by : 1);
 	i->overtaken_until = now_ns() + r->limit_ns;
@@ -368,7 +368,7 @@ static void decide_when(struct emu_qp *qp, const struct nic_wqe *w, struct injec
 		own = own_count(i, r);
 		if (!inject_fires(r, own))
 			continue;
-		r->hits++;
+		inject_hit(r, qp->dev, qp->qpn);
 		i->timed_by = r->id;
 		t = later(w, r, own, t ? t : posted_at(qp, i));
 	}
@@ -420,10 +420,9 @@ static void decide_what(const struct emu_qp *qp, const struct nic_wqe *w, struct
 	i->action = best ? best->kind : INJECT_NONE;
 	if (!best)
 		return;
-	best->hits++;
+	inject_hit(best, qp->dev, qp->qpn);
 	i->syndrome = best->syndrome;
 	i->timer = (uint8_t)best->timer;
-	emu_log(EMU_DEBUG, "QP 0x%x WQE %u op 0x%x: fault %u", qp->qpn, w->counter, w->opcode, i->action);
 }
 
 static enum nic_step again_later(const struct emu_qp *qp, struct inject_qp *i, enum nic_step step)
@@ -539,6 +538,10 @@ enum nic_step inject_step(struct emu_qp *qp, struct nic_wqe *w, uint8_t *syndrom
 	} else if (i->retry && engine_now() < i->retry) {
 		return wait_until(qp, i->retry);
 	} else if (i->retry) {
+		if (qp->stall == STALL_ACK && !qp->tries) {
+			*syndrome = MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR;
+			return STEP_FAIL;
+		}
 		decide_what(qp, w, i);
 	}
 	at = not_before(qp, i);
