@@ -37,8 +37,32 @@ def emulate(
         list[str] | None, typer.Option(help="a device's name (repeat for more; instead of --devices)")
     ] = None,
     limit: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a device limit, as max_qp=64")] = None,
+    ports: Annotated[int, typer.Option(min=1, max=2, help="ports of each device")] = 1,
+    port_state: Annotated[
+        str, typer.Option(metavar="STATE", help="of all ports: active, down, init, or armed")
+    ] = "active",
+    gid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS[,TYPE[,NETDEV]]",
+            help="an entry of the GID table of the only port, as 10.0.0.1,v2,eth0 (repeat for more)",
+        ),
+    ] = None,
     mtu: Annotated[int, typer.Option(help="the ports' active MTU")] = 4096,
     spin_us: Annotated[int, typer.Option(min=0, help="microseconds that the idle device polls before it sleeps")] = 50,
+    reach: Annotated[
+        str, typer.Option(help="host: this user's other processes are on the same network; process: they aren't")
+    ] = "host",
+    one_copy: Annotated[
+        bool,
+        typer.Option(
+            "--one-copy/--two-copies", help="long payload between processes is read from the other one's memory, or not"
+        ),
+    ] = True,
+    use_uffd: Annotated[
+        bool,
+        typer.Option("--userfaultfd/--naps", help="the idle device sleeps until a doorbell rings, or in short naps"),
+    ] = True,
     fault: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,17 +72,23 @@ def emulate(
     legacy_write: Annotated[bool, typer.Option("--legacy-write", help="behave as a kernel older than 4.20")] = False,
 ) -> None:
     """Run a program on the emulated NIC: aiordma emulate --devices 2 -- ibv_devinfo."""
-    from aiordma.cli.emulate import parse_limits, run
+    from aiordma.cli.emulate import parse_gids, parse_limits, run
     from aiordma.emulator.config import EmulatedDevice, EmulatedPort, EmulatorConfig
 
     try:
         limits = parse_limits(limit or [])
-        port = EmulatedPort(mtu=mtu)  # type: ignore[arg-type]  # checked by the emulator
         names = name or [f"mlx5_{i}" for i in range(devices)]
+        gids = parse_gids(gid or [])
+        if gids and len(names) * ports > 1:
+            raise ValueError("--gid is for one device with one port: no two ports may have the same address")
+        port = EmulatedPort(mtu=mtu, state=port_state, gids=gids or None)  # type: ignore[arg-type]  # checked by the emulator
         config = EmulatorConfig(
-            devices=tuple(EmulatedDevice(name=n, ports=(port,), limits=limits) for n in names),
+            devices=tuple(EmulatedDevice(name=n, ports=(port,) * ports, limits=limits) for n in names),
             spin_us=spin_us,
             legacy_write=legacy_write,
+            use_uffd=use_uffd,
+            reach=reach,  # type: ignore[arg-type]  # checked by the configuration
+            one_copy=one_copy,
             faults=tuple(fault or ()),
         )
     except ValueError as e:

@@ -10,10 +10,10 @@ import sys
 
 from aiordma.emulator._library import library_path
 from aiordma.emulator._native import EmulatorError, native
-from aiordma.emulator.config import EmulatorConfig, Limits
+from aiordma.emulator.config import EmulatorConfig, Gid, Limits
 from aiordma.emulator.sysfs import PrivateFolder, write_tree
 
-__all__ = ["environment", "parse_limits", "run"]
+__all__ = ["environment", "parse_gids", "parse_limits", "run"]
 
 #: What a shell answers for a program that it can't find or can't run.
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
@@ -38,6 +38,17 @@ def parse_limits(words: list[str]) -> Limits:
         except ValueError:
             raise ValueError(f"{word}: {value!r} is not a number") from None
     return Limits(**values)  # type: ignore[arg-type]  # atomics is a bool, for which 0 and 1 are as good
+
+
+def parse_gids(words: list[str]) -> tuple[Gid, ...]:
+    """Read ADDRESS, ADDRESS,TYPE or ADDRESS,TYPE,NETDEV words."""
+    gids = []
+    for word in words:
+        parts = word.split(",")
+        if len(parts) > 3:
+            raise ValueError(f"{word}: a GID is ADDRESS, ADDRESS,TYPE or ADDRESS,TYPE,NETDEV")
+        gids.append(Gid(*parts))  # type: ignore[arg-type]  # what the type is, it checks itself
+    return tuple(gids)
 
 
 def environment(folder: PrivateFolder, config: EmulatorConfig) -> dict[str, str]:

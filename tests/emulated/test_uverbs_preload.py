@@ -53,6 +53,54 @@ def test_names_limits_and_mtu_can_be_chosen() -> None:
 
 
 @needs_devinfo
+def test_ports_their_state_and_addresses_can_be_chosen() -> None:
+    done = emulate("--ports", "2", "--port-state", "down", "--", "ibv_devinfo")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("PORT_DOWN") == 2
+    done = emulate("--gid", "10.1.2.3", "--gid", "fe80::7,v1,lo", "--", "ibv_devinfo", "-v")
+    assert done.returncode == 0, done.stderr
+    gids = [line.strip() for line in done.stdout.splitlines() if "GID[" in line]
+    # Versions write the second one in full or in short.
+    assert [g.rpartition("]:")[2].split(",")[1].strip() for g in gids] == ["RoCE v2", "RoCE v1"]
+    assert "::ffff:10.1.2.3" in gids[0]
+    assert "fe80:" in gids[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "directive"),
+    [
+        ([], "reach_host 1"),
+        (["--reach", "process"], "reach_host 0"),
+        ([], "one_copy 1"),
+        (["--two-copies"], "one_copy 0"),
+        ([], "use_uffd 1"),
+        (["--naps"], "use_uffd 0"),
+    ],
+)
+def test_what_the_program_is_told_of_the_network_and_of_sleep(words: list[str], directive: str) -> None:
+    done = emulate(*words, "--", "sh", "-c", "cat $AIORDMA_EMULATOR_CONFIG")
+    assert done.returncode == 0, done.stderr
+    assert directive in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--reach", "moon"], "the network reaches"),
+        (["--gid", "nowhere"], "nowhere"),
+        (["--gid", "10.0.0.1,v3"], "v3"),
+        (["--gid", "10.0.0.1,v2,lo,more"], "a GID is ADDRESS"),
+        (["--gid", "10.0.0.1", "--devices", "2"], "one device with one port"),
+        (["--port-state", "odd"], "odd"),
+    ],
+)
+def test_bad_addresses_and_names_are_named(words: list[str], complaint: str) -> None:
+    done = emulate(*words, "--", "true")
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+@needs_devinfo
 def test_the_legacy_write_form_serves_as_well() -> None:
     done = emulate("--legacy-write", "--", "ibv_devinfo", AIORDMA_EMULATOR_LOG="debug")
     assert done.returncode == 0, done.stderr
