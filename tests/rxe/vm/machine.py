@@ -46,6 +46,8 @@ def command(image: Path, initramfs: Path, work: Path, *, accel: str, cpus: int, 
     """QEMU's command line; the command's output is on its standard output."""
     program, machine, console = _MACHINES[platform.machine()][0:3]
     return [
+        # However this process ends, the VM does with it.
+        "setpriv", "--pdeathsig", "KILL", "--",
         program, *machine, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-accel", accel if accel != "tcg" else "tcg,thread=multi",
         *(["-cpu", "max"] if accel == "tcg" and program.endswith("x86_64") else []),
@@ -81,7 +83,8 @@ def run(arguments: list[str], work: Path, limit: float, show: Callable[[bytes], 
         output.put(b"")
 
     # A thread, so that a QEMU which the kernel doesn't let go of (it happens with KVM) holds up nobody.
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     why = "the VM ended without saying how the command ended: a kernel panic, or a fault before it ran"
     try:
         while True:
@@ -102,6 +105,12 @@ def run(arguments: list[str], work: Path, limit: float, show: Callable[[bytes], 
         process.kill()
         try:
             process.wait(timeout=10)
+            reader.join(timeout=10)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
+            if not reader.is_alive():
+                process.stdout.close()
         except subprocess.TimeoutExpired:
             print(f"rxe-vm: QEMU (process {process.pid}) can't be killed", file=sys.stderr, flush=True)
         while not output.empty():

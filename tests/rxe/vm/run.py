@@ -34,6 +34,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -145,8 +146,15 @@ def _tail(console: str, lines: int = 60) -> None:
     sys.stderr.flush()
 
 
+def _on_signal(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     options = _options()
+    # So that the VM is killed and its folder removed.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _on_signal)
     try:
         taken = _prepare()
         with tempfile.TemporaryDirectory(prefix="run-", dir=CACHE) as folder:
