@@ -9,6 +9,7 @@ Tests in tests/rxe/test_doctor*.py run in several machines; which one, they find
 --rdma option of run.py, and the user is root or not.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,8 @@ def main() -> int:
         return in_vm(LIMIT_ALL, DEVICES, *arguments)
     tests = [str(HERE.relative_to(REPOSITORY))]
     if everything:
-        status = [in_vm(LIMIT_ALL, DEVICES, *tests)]
+        programs = ("--env", f"AIORDMA_DIFFERENTIAL={os.environ.get('AIORDMA_DIFFERENTIAL', '1000')}")
+        status = [in_vm(LIMIT_ALL, (*DEVICES, *programs), *tests)]
     else:
         status = [in_vm(LIMIT, DEVICES, "--one-loop", "-m", "not slow_in_vm", *tests)]
     doctor = sorted(str(p.relative_to(REPOSITORY)) for p in HERE.glob("test_doctor*.py"))
