@@ -75,6 +75,9 @@ def emulated_nic() -> EmulatorConfig:
     """Attach the emulated NIC, before anything looks for devices; unless another device is to be tested."""
     if ON_EMULATED:
         emulator.attach(CONFIG)
+    for name in (DEVICE, PEER_DEVICE):
+        if name:
+            object_counts(name)
     return CONFIG
 
 

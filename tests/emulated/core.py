@@ -17,13 +17,35 @@ import sniffio
 from anyio.lowlevel import checkpoint
 
 import aiordma
-from aiordma import Completion, Device, MemoryRegion, QueuePair, RemoteBuffer, emulator
+from aiordma import (
+    Completion,
+    CompletionError,
+    Device,
+    LocalLengthError,
+    LocalQpOperationError,
+    MemoryRegion,
+    QueuePair,
+    RemoteBuffer,
+    RemoteInvalidRequestError,
+    RemoteOperationError,
+    emulator,
+)
 
 #: The device that tests run on (see docs/development.md). Those marked ``any_device`` do on any.
 DEVICE = os.environ.get("AIORDMA_DEVICE") or "emulated:mlx5_0"
 #: Another device that DEVICE reaches over a network, or none: then a Pair is of one device.
 PEER_DEVICE = os.environ.get("AIORDMA_PEER_DEVICE") or None
 ON_EMULATED = DEVICE.partition(":")[0] == "emulated"
+#: Another device than DEVICE, for what only wants two; there may be none.
+OTHER_DEVICE = PEER_DEVICE or ("emulated:mlx5_1" if ON_EMULATED else None)
+#: Soft-RoCE, which differs in some ways from what tests expect otherwise (docs/soft-roce.md).
+ON_RXE = DEVICE.startswith("rxe")
+#: How a message ends that is longer than its receive, at the sender and at the receiver.
+TOO_LONG_SENT: tuple[type[CompletionError], ...] = (RemoteInvalidRequestError,)
+TOO_LONG_RECEIVED: tuple[type[CompletionError], ...] = (LocalLengthError,)
+if ON_RXE:
+    TOO_LONG_SENT += (RemoteOperationError,)
+    TOO_LONG_RECEIVED += (LocalQpOperationError,)
 
 
 @dataclass
@@ -103,9 +125,19 @@ async def open_pair(size: int = 1 << 16, **config: Any) -> AsyncIterator[Pair]:
 
 
 def object_counts(device: str = DEVICE) -> dict[str, int]:
-    """How many verbs objects of each kind a device has at the moment, the kernel's own among them."""
+    """How many verbs objects of each kind a device has at the moment, beside those that it had before the tests."""
     if ON_EMULATED:
         return emulator.object_counts(device.partition(":")[2] or device)
+    counts = _kernel_counts(device)
+    before = _counts_before.setdefault(device, counts)
+    return {kind: number - before[kind] for kind, number in counts.items()}
+
+
+# The kernel has some of its own: rxe makes a QP for management messages with each device.
+_counts_before: dict[str, dict[str, int]] = {}
+
+
+def _kernel_counts(device: str) -> dict[str, int]:
     answer = subprocess.run(
         ["rdma", "-j", "resource", "show", device], capture_output=True, text=True, check=True, timeout=60
     )

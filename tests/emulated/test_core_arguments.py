@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import DEVICE, Pair, connected, open_pair
+from emulated.core import DEVICE, OTHER_DEVICE, Pair, connected, open_pair
 from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.wr import SGE, SendWR
 
@@ -149,8 +149,9 @@ async def test_a_refused_call_with_the_queue_full_posts_nothing_either() -> None
         await p.check()
 
 
+@pytest.mark.skipif(OTHER_DEVICE is None, reason="there is only one device")
 async def test_memory_of_another_device_is_refused_by_name() -> None:
-    async with aiordma.open_device("emulated:mlx5_1") as other, open_pair() as p:
+    async with aiordma.open_device(OTHER_DEVICE) as other, open_pair() as p:
         async with other.reg_mr(bytearray(64)) as foreign:
             for call in (
                 lambda: p.a.send(foreign),
@@ -337,6 +338,7 @@ async def test_a_config_that_is_none_is_refused(config: Any) -> None:
             device.create_qp(srq=config)
 
 
+@pytest.mark.emulated_only("wants a device with small limits")
 @pytest.mark.parametrize(
     "options", [{"max_send_wr": 1 << 20}, {"max_recv_wr": 1 << 20}, {"max_send_wr": 100}, {"max_send_sge": 30}]
 )

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import aiordma
 from aiordma import ClosedError, Device, ExchangeError, QueuePair, UsageError, exchange
 
-pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
+# Most of it is about TCP.
+pytestmark = [pytest.mark.anyio, pytest.mark.any_device, pytest.mark.slow_in_vm]
 
 HOST = "127.0.0.1"
 

@@ -245,6 +245,7 @@ PROGRAMS: dict[str, tuple[str, int, list[str] | None]] = {
 }
 
 
+@pytest.mark.slow_in_vm
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_process_ends_well_with_everything_open(name: str, kind: str) -> None:

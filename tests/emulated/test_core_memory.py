@@ -156,6 +156,7 @@ async def test_flags_that_no_device_takes_are_refused_at_once(access: Any) -> No
         buffer.append(1)  # it isn't exported
 
 
+@pytest.mark.emulated_only("wants a device with small limits")
 async def test_a_region_larger_than_the_device_takes_is_a_verbs_error_and_holds_nothing() -> None:
     async with aiordma.open_device("emulated:mlx5_small") as device:
         buffer = bytearray((1 << 20) + 1)
@@ -165,6 +166,7 @@ async def test_a_region_larger_than_the_device_takes_is_a_verbs_error_and_holds_
         assert device.statistics()["memory_regions"] == 0
 
 
+@pytest.mark.emulated_only("wants a device with small limits")
 async def test_more_regions_than_the_device_has_is_a_verbs_error_and_the_others_stay() -> None:
     async with aiordma.open_device("emulated:mlx5_small") as device:
         kept = [await device.reg_mr(bytearray(64)) for _ in range(4)]
@@ -264,6 +266,7 @@ async def test_a_stale_key_is_refused_by_the_device() -> None:
             await p.a.rdma_write(p.local[:8], remote)
 
 
+@pytest.mark.slow_in_vm
 async def test_registering_a_gigabyte_leaves_the_loop_running() -> None:
     file = mmap.mmap(-1, 1 << 30)
     async with aiordma.open_device(DEVICE) as device:

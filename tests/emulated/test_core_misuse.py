@@ -49,6 +49,7 @@ async def test_closing_waits_for_the_arming_of_a_limit() -> None:
                 await srq.close()
 
 
+@pytest.mark.emulated_only("is about objects that mlx5 devices have")
 async def test_an_srq_outlives_what_is_being_made_for_it() -> None:
     async with aiordma.open_device(DEVICE) as device:
         for create in (
@@ -69,6 +70,7 @@ async def test_an_srq_outlives_what_is_being_made_for_it() -> None:
                 create(srq)
 
 
+@pytest.mark.emulated_only("is about objects that mlx5 devices have")
 async def test_an_srq_with_a_dc_target_stays_open() -> None:
     async with aiordma.open_device(DEVICE) as device, device.create_srq() as srq:
         async with mlx5.create_dc_target(device, srq):
@@ -89,6 +91,7 @@ async def test_the_state_of_a_qp_whose_pyverbs_object_is_closed_cannot_be_asked(
             await srq.limit_reached(1)
 
 
+@pytest.mark.emulated_only("is about objects that mlx5 devices have")
 async def test_nothing_of_a_device_can_be_copied_or_pickled() -> None:
     async with open_pair() as p:
         srq = await p.device.create_srq()
@@ -195,6 +198,7 @@ async def test_wrap_mr_refuses_what_is_no_open_mr_of_the_pd() -> None:
                     device.wrap_mr(mr, Access.LOCAL_WRITE)
 
 
+@pytest.mark.emulated_only("is about objects that mlx5 devices have")
 async def test_device_memory_is_left_to_the_device() -> None:
     async with open_pair() as p:
         access = Access.ALL | Access.ZERO_BASED
@@ -252,6 +256,7 @@ async def test_numbers_of_numpy_are_numbers() -> None:
                 p.a.rdma_write(b"x", remote, imm=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.emulated_only("is about objects that mlx5 devices have")
 async def test_no_layout_on_an_mkey_that_is_being_closed() -> None:
     async with open_pair() as p, mlx5.create_qp(p.device, max_umr_entries=4) as qp:
         await qp.connect(qp.info)

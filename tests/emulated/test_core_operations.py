@@ -5,7 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import DEVICE, connected, eventually, open_pair
+from emulated.core import DEVICE, TOO_LONG_RECEIVED, TOO_LONG_SENT, connected, eventually, open_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -342,9 +342,9 @@ async def test_messages_around_the_packet_size_arrive_whole(size: int) -> None:
 async def test_a_message_too_long_for_its_receive_fails_on_both_sides() -> None:
     async with open_pair() as p:
         receive = p.b.recv(p.peer[:10])
-        with pytest.raises(RemoteInvalidRequestError):
+        with pytest.raises(TOO_LONG_SENT):
             await p.a.send(p.local[:11])
-        with pytest.raises(aiordma.LocalLengthError):
+        with pytest.raises(TOO_LONG_RECEIVED):
             await receive
         assert (p.a.state, p.b.state) == ("ERR", "ERR")
 

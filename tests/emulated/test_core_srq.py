@@ -4,7 +4,7 @@
 
 import anyio
 import pytest
-from emulated.core import DEVICE, connect, eventually, open_pair, settle
+from emulated.core import DEVICE, TOO_LONG_RECEIVED, TOO_LONG_SENT, connect, eventually, open_pair, settle
 
 import aiordma
 from aiordma import ClosedError, EventType, UsageError
@@ -162,9 +162,9 @@ async def test_a_qp_that_fails_leaves_the_srq_to_the_others() -> None:
                 pairs.append((await device.create_qp(), await device.create_qp(srq=srq)))
                 await connect(*pairs[-1])
             short, long = srq.recv(mr[:4]), srq.recv(mr)
-            with pytest.raises(aiordma.RemoteInvalidRequestError):
+            with pytest.raises(TOO_LONG_SENT):
                 await pairs[0][0].send(bytes(8))
-            with pytest.raises(aiordma.LocalLengthError):
+            with pytest.raises(TOO_LONG_RECEIVED):
                 await short
             await pairs[1][0].send(bytes(8))
             assert (await long).receiver_qp_num == pairs[1][1].qp_num

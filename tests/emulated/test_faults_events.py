@@ -16,7 +16,7 @@ import anyio.abc
 import pytest
 import trio
 import uvloop
-from emulated.core import Pair, connected, reported
+from emulated.core import DEVICE, ON_EMULATED, Pair, connected, object_counts, reported
 
 import aiordma
 from aiordma import (
@@ -28,7 +28,7 @@ from aiordma import (
     WrongLoopError,
 )
 from aiordma.emulator import _inject as inject
-from aiordma.emulator import faults, object_counts
+from aiordma.emulator import faults
 
 pytestmark = pytest.mark.anyio
 
@@ -39,13 +39,14 @@ SOON = 20
 @pytest.fixture(autouse=True)
 def no_injection(leak_check: None) -> Iterator[None]:
     yield
-    faults.reset()
+    if ON_EMULATED:
+        faults.reset()
 
 
 @asynccontextmanager
 async def opened(**options: Any) -> AsyncIterator[Device]:
     options.setdefault("spin_us", 0)
-    async with aiordma.open_device("emulated:mlx5_0", **options) as device:
+    async with aiordma.open_device(DEVICE, **options) as device:
         yield device
 
 
@@ -122,6 +123,7 @@ async def test_every_completion_behind_one_event_is_handled(count: int) -> None:
         assert after["polled"] - before["polled"] == count
 
 
+@pytest.mark.any_device
 async def test_the_first_receive_of_a_new_queue_wakes_its_waiter() -> None:
     """libfabric#795: a CQ that was never armed raised no event for its first completion."""
     async with opened() as device, connected(device) as pair:
@@ -146,7 +148,7 @@ _TWO_QUEUES = """
         def handler(loop, context):
             raise RuntimeError("the application's own handler fails")
 
-        async with aiordma.open_device("emulated", spin_us=0) as device:
+        async with aiordma.open_device(spin_us=0) as device:
             from pyverbs import enums as e
             from pyverbs.cq import CQ, CompChannel
             from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
@@ -192,12 +194,14 @@ _TWO_QUEUES = """
 """
 
 
+@pytest.mark.any_device
 def test_events_on_a_shared_channel_are_acknowledged_on_their_own_queue(run_python: Callable[..., Any]) -> None:
     """ucx#1039, rdma-core PR657: events not acknowledged, or on another CQ, made ibv_destroy_cq() wait for ever."""
     done = run_python(_TWO_QUEUES)
     assert done.stdout == "closed\n"
 
 
+@pytest.mark.any_device
 async def test_channels_never_block_and_readiness_without_an_event_is_harmless() -> None:
     """uvloop#712: loops differ in what they do to the blocking mode of a descriptor that they watch."""
     from aiordma import _control
@@ -255,7 +259,7 @@ _OTHER_THREAD = (
     from aiordma import WrongLoopError
 
     async def main():
-        async with aiordma.open_device("emulated", spin_us=0) as device:
+        async with aiordma.open_device(spin_us=0) as device:
             async with device.create_qp() as a, device.create_qp() as b, device.reg_mr(bytearray(64)) as mr:
                 await a.connect(b.info)
                 await b.connect(a.info)
@@ -320,12 +324,14 @@ _OTHER_THREAD = (
 )
 
 
+@pytest.mark.any_device
 @pytest.mark.parametrize("backend", ["asyncio", "asyncio+uvloop", "trio"])
 def test_another_thread_is_told_so_and_ends_no_wait(backend: str, run_python: Callable[..., Any]) -> None:
     """libuv#5130: a watched descriptor closed by another thread aborted the process."""
     assert run_python(_OTHER_THREAD, backend).stdout == "alive\n"
 
 
+@pytest.mark.any_device
 async def test_closing_ends_every_kind_of_wait() -> None:
     """trio#36, anyio PR896: a task that waited on what was closed slept for ever."""
     ended: dict[str, BaseException | str] = {}
@@ -383,6 +389,7 @@ async def test_a_hundred_tasks_wait_on_one_queue() -> None:
         assert all(operation.status == 0 for operation in operations)
 
 
+@pytest.mark.any_device
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("other", ["asyncio", "trio"])
 def test_what_belongs_to_another_loop_refuses_at_once(
@@ -392,7 +399,7 @@ def test_what_belongs_to_another_loop_refuses_at_once(
     loop = new_loop()
 
     async def create() -> tuple[Device, Pair, Any]:
-        device = await aiordma.open_device("emulated:mlx5_0", spin_us=0)
+        device = await aiordma.open_device(DEVICE, spin_us=0)
         made = connected(device)
         return device, await made.__aenter__(), made
 
@@ -677,33 +684,35 @@ def test_a_lost_peer_leaves_interrupts_working() -> None:
             process.wait()
 
 
+@pytest.mark.any_device
 async def test_a_close_that_nobody_awaits_still_releases() -> None:
     """torchstore PR64: an awaitable that was dropped never ran, and the pinned memory stayed."""
     async with opened() as device:
-        before = object_counts("mlx5_0")
+        before = object_counts()
         mr = await device.reg_mr(bytearray(4096))
         qp = await device.create_qp()
         srq = await device.create_srq(16)
-        made = object_counts("mlx5_0")
+        made = object_counts()
         assert {kind for kind in made if made[kind] > before[kind]} >= {"mr", "qp", "srq"}
         mr.close()
         qp.close()
         srq.close()
         kinds = ("mr", "qp", "srq")
-        await until(lambda: all(object_counts("mlx5_0")[kind] == before[kind] for kind in kinds))
+        await until(lambda: all(object_counts()[kind] == before[kind] for kind in kinds))
 
 
+@pytest.mark.any_device
 async def test_a_registration_that_nobody_takes_warns_and_is_released() -> None:
     """torchstore PR64: the other half, memory that was registered and never handed to anybody."""
     async with opened() as device:
-        before = object_counts("mlx5_0")["mr"]
+        before = object_counts()["mr"]
         pending = device.reg_mr(bytearray(4096))
         await until(lambda: pending.done)
-        assert object_counts("mlx5_0")["mr"] == before + 1
+        assert object_counts()["mr"] == before + 1
         with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion"):
             # The only reference to the result is the operation's.
             pending = None
-        assert object_counts("mlx5_0")["mr"] == before
+        assert object_counts()["mr"] == before
 
 
 async def test_a_callback_that_raises_loses_no_completion() -> None:
