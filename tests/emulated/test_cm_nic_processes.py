@@ -206,3 +206,19 @@ os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert two.client(child) == 0
     two.client("cm.disconnect(state['id'])")
     assert two.server("event()") == [DISCONNECTED, 0]
+
+
+def test_a_table_of_ports_that_was_cut_short_or_overwritten(tmp_path: Path, two: Two) -> None:
+    (table,) = tmp_path.glob("*/ports_1")
+    two.to("connected")
+    two.client("state['bound'] = cm.create(); cm.bind(state['bound'])")
+    for content in (b"", b"\xff" * 3_000_000, bytes(100), b"\xff" * 100):
+        table.write_bytes(content)
+        two.client(f"fresh = abi.Cm(); fresh.connect(fresh.ready({two.port})); fresh.close()")
+        two.server("fresh = abi.Cm(); fresh.listener(); fresh.close()")
+    two.client("cm.error('listen', state['bound']); cm.destroy(state['bound'])")
+    two.client("cm.disconnect(state['id'])")
+    assert two.server("event()") == [DISCONNECTED, 0]
+    table.unlink()
+    two.server("cm.close()")
+    two.server("cm = abi.Cm(); cm.port(cm.listener())")

@@ -4,7 +4,7 @@
  * The kernel has one table for a network namespace. Here the processes of a user that can reach each other share a file
  * beside the registry. An entry belongs to a process, and stands for nothing when that has ended. Who looks into
  * the table or changes it holds a lock on the file, which the kernel takes back if the process dies. Like what else is in
- * that folder, it's read as something that anybody may have written. */
+ * that folder, it's read as something that anybody may have written or cut short: copied, not mapped. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
@@ -38,33 +38,29 @@ struct table {
 	struct entry entry[ENTRIES];
 };
 
-static struct table *table;
+static struct table *table; /* with a file, what it said when the lock was taken */
 static int file = -1;
 
 /* ---------------------------------------------------------------- the file */
 
-static bool map_shared(void)
+static bool open_shared(void)
 {
 	char path[PATH_MAX];
 	struct stat st;
 
 	snprintf(path, sizeof(path), "%s/" PORTS_NAME, registry_folder());
 	file = emu_real.open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (file < 0 || fstatat(file, "", &st, AT_EMPTY_PATH) || st.st_uid != geteuid() || !S_ISREG(st.st_mode) ||
-	    (st.st_size < (off_t)sizeof(*table) && ftruncate(file, sizeof(*table))))
-		return false;
-	table = emu_real.mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-	return table != MAP_FAILED;
+	return file >= 0 && !fstatat(file, "", &st, AT_EMPTY_PATH) && st.st_uid == geteuid() && S_ISREG(st.st_mode);
 }
 
 void cm_ports_start(void)
 {
-	if (registry_on() && map_shared())
-		return;
-	if (file >= 0)
+	/* Without the registry it's this process's own table. */
+	if (registry_on() && !open_shared() && file >= 0) {
 		emu_real.close(file);
-	file = -1;
-	/* Only this process's own. */
+		file = -1;
+	}
+	/* Pages of it exist once there's something in them. */
 	table = emu_real.mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (table == MAP_FAILED)
 		table = NULL;
@@ -72,12 +68,50 @@ void cm_ports_start(void)
 
 void cm_ports_stop(void)
 {
-	if (table && table != MAP_FAILED)
+	if (table)
 		emu_real.munmap(table, sizeof(*table));
 	if (file >= 0)
 		emu_real.close(file);
 	table = NULL;
 	file = -1;
+}
+
+static uint32_t high(void)
+{
+	return table->high < ENTRIES ? table->high : ENTRIES;
+}
+
+/* What can't be read is as if it were zero. */
+static void load(void)
+{
+	size_t head = offsetof(struct table, entry), len;
+	ssize_t n;
+
+	if (file < 0)
+		return;
+	memset(table, 0, head);
+	n = pread(file, table, head, 0);
+	if (n != (ssize_t)head)
+		table->high = 0;
+	len = high() * sizeof(struct entry);
+	n = pread(file, table->entry, len, (off_t)head);
+	n = n < 0 ? 0 : n;
+	memset((uint8_t *)table->entry + n, 0, len - (size_t)n);
+}
+
+static void store(uint32_t index)
+{
+	const struct entry *e = &table->entry[index];
+	off_t at = (off_t)offsetof(struct table, entry) + (off_t)(index * sizeof(*e));
+
+	if (file >= 0 && pwrite(file, e, sizeof(*e), at) != sizeof(*e))
+		emu_log(EMU_WARN, "rdma_cm: the table of ports can't be written: %s", strerror(errno));
+}
+
+static void store_high(void)
+{
+	if (file >= 0 && pwrite(file, &table->high, sizeof(table->high), 0) != sizeof(table->high))
+		emu_log(EMU_WARN, "rdma_cm: the table of ports can't be written: %s", strerror(errno));
 }
 
 /* Held for some microseconds. A process that was stopped in them holds everybody up, but not for ever. */
@@ -90,13 +124,14 @@ static void lock_table(void)
 
 		if (i == LOCK_TRIES || (errno != EAGAIN && errno != EACCES)) {
 			emu_log(EMU_WARN, "rdma_cm: the table of ports is locked by a process that doesn't go on");
-			return;
+			break;
 		}
 		if (i > 10)
 			nanosleep(&t, NULL);
 		else
 			usleep(20);
 	}
+	load();
 }
 
 static void unlock_table(void)
@@ -105,13 +140,6 @@ static void unlock_table(void)
 
 	if (file >= 0)
 		fcntl(file, F_SETLK, &l);
-}
-
-static uint32_t high(void)
-{
-	uint32_t h = __atomic_load_n(&table->high, __ATOMIC_RELAXED);
-
-	return h < ENTRIES ? h : ENTRIES;
 }
 
 static bool is_own(const struct entry *e)
@@ -127,6 +155,7 @@ static bool in_use(struct entry *e)
 	if (is_own(e) || registry_alive(e->slot, e->generation))
 		return true;
 	e->used = 0;
+	store((uint32_t)(e - table->entry));
 	return false;
 }
 
@@ -182,13 +211,19 @@ static int insert(struct cm_id *id, const struct entry *mine)
 	for (uint32_t n = 0; n < h && at == h; n++)
 		if (!table->entry[(from + n) % h].used)
 			at = (from + n) % h;
+	for (uint32_t i = 0; i < h && at == ENTRIES; i++)
+		if (!in_use(&table->entry[i])) /* of who has ended */
+			at = i;
 	if (at == ENTRIES)
 		return ENOMEM;
 	from = at + 1;
 	table->entry[at] = *mine;
-	__atomic_store_n(&table->entry[at].used, 1, __ATOMIC_RELEASE);
-	if (at == h)
-		__atomic_store_n(&table->high, h + 1, __ATOMIC_RELEASE);
+	table->entry[at].used = 1;
+	store(at);
+	if (at == h) {
+		table->high = h + 1;
+		store_high();
+	}
 	id->port_slot = (int32_t)at;
 	return 0;
 }
@@ -287,15 +322,27 @@ int cm_port_take(struct cm_id *id)
 	return err;
 }
 
+/* NULL if somebody else wrote into it. */
+static struct entry *own_entry(const struct cm_id *id)
+{
+	struct entry *e = &table->entry[id->port_slot];
+
+	return (uint32_t)id->port_slot < high() && e->used && is_own(e) && e->comm == id->comm ? e : NULL;
+}
+
 void cm_port_release(struct cm_id *id)
 {
 	struct entry *e;
 
 	if (id->port_slot < 0 || !table)
 		return;
-	e = &table->entry[id->port_slot];
-	if (is_own(e) && e->comm == id->comm)
-		__atomic_store_n(&e->used, 0, __ATOMIC_RELEASE);
+	lock_table();
+	e = own_entry(id);
+	if (e) {
+		e->used = 0;
+		store((uint32_t)id->port_slot);
+	}
+	unlock_table();
 	id->port_slot = -1;
 }
 
@@ -304,17 +351,22 @@ void cm_port_release(struct cm_id *id)
 /* A listener has to be alone, whatever was said of reuse before: rdma_listen(). */
 int cm_port_listen(struct cm_id *id)
 {
-	struct entry mine;
+	struct entry mine, *e;
 	int err = 0;
 
+	if (!table || id->port_slot < 0)
+		return EINVAL;
 	lock_table();
 	if (id->reuseaddr) {
 		describe(id, &mine);
 		err = check(&mine, id->port_slot, false);
 	}
+	e = own_entry(id);
+	if (!err && !e)
+		err = EADDRINUSE;
 	if (!err) {
-		table->entry[id->port_slot].flags &= (uint16_t)~ENTRY_REUSE;
-		table->entry[id->port_slot].flags |= ENTRY_LISTENS;
+		e->flags = (uint16_t)((e->flags & ~ENTRY_REUSE) | ENTRY_LISTENS);
+		store((uint32_t)id->port_slot);
 	}
 	unlock_table();
 	return err;
@@ -322,8 +374,17 @@ int cm_port_listen(struct cm_id *id)
 
 void cm_port_unlisten(struct cm_id *id)
 {
-	if (id->port_slot >= 0 && table)
-		table->entry[id->port_slot].flags &= (uint16_t)~ENTRY_LISTENS;
+	struct entry *e;
+
+	if (id->port_slot < 0 || !table)
+		return;
+	lock_table();
+	e = own_entry(id);
+	if (e) {
+		e->flags &= (uint16_t)~ENTRY_LISTENS;
+		store((uint32_t)id->port_slot);
+	}
+	unlock_table();
 }
 
 /* cma_match_private_data(): a wildcard of IPv6 takes IPv4 too, unless it was told not to. */
