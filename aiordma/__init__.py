@@ -63,5 +63,5 @@ except ImportError as _e:
     # missing or the wrong one. The first use of what needs it says what is wrong. Not a plain `def __getattr__`, which
     # would make every attribute a valid one to type checkers.
     globals()["__getattr__"] = _linking.refusal(
-        _e, {*__all__, "_cm", "_control", "_dataplane", "_devx", "_mlx5", "_post"}
+        _e, {*__all__, "_cm", "_control", "_cq", "_devx", "_mlx5", "_operation", "_post", "_workqueue"}
     )

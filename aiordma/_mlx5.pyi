@@ -3,8 +3,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice, Region, RemoteBuffer
+from aiordma._operation import Completion
 from aiordma._post import QueuePairBase
 from aiordma._waitable import Waitable
 

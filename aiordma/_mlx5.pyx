@@ -13,7 +13,8 @@ from libc.string cimport memcpy, memset
 
 from aiordma cimport _ibv as v
 from aiordma cimport _mlx5dv as dv
-from aiordma._dataplane cimport Completion, PostFunction, WorkQueue
+from aiordma._operation cimport QUEUED, REQUEST_MEMCPY, REQUEST_RAW_WQE, REQUEST_UMR, Completion
+from aiordma._workqueue cimport PostFunction, WorkQueue
 from aiordma._memory cimport MemorySlice, Region, RemoteBuffer, enter_all, leave_all
 from aiordma._post cimport QueuePairBase
 from aiordma._waitable cimport Waitable
@@ -21,7 +22,7 @@ from aiordma._waitable cimport Waitable
 from functools import partial
 from operator import index
 
-from aiordma._dataplane import REQUEST_MEMCPY, REQUEST_RAW_WQE, REQUEST_UMR
+from aiordma._values import whole
 from aiordma._waitable import no_copy
 from aiordma.errors import AccessFlagsError, BufferAccessError, ClosedError, UnsupportedError, UsageError
 
@@ -34,7 +35,6 @@ cdef enum:
     UMR_LIST = 0
     UMR_INTERLEAVED = 1
     UMR_CONFIGURE = 2
-    QUEUED = 0  # a Completion that waits for a slot (_dataplane.pyx)
     CE_CQ_UPDATE = 2 << 2  # control segment, fm_ce_se: completion always (mlx5dv.h MLX5_WQE_CTRL_CQ_UPDATE)
 
 cdef int UMR = REQUEST_UMR
@@ -405,6 +405,7 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
         self._check_umr(mkey, access, n, min(self.umr_interleaved, <uint32_t>MAX_LAYOUT), "interleaved entries", 1)
         if mkey.region is not None and not rebind:
             raise UsageError(f"{mkey!r} is bound: await qp.invalidate(mkey) before another layout")
+        repeat_count = whole(repeat_count)
         if not isinstance(repeat_count, int) or not 1 <= repeat_count <= 0xFFFFFFFF:
             raise UsageError(f"repeat_count: 1 to {0xFFFFFFFF}, not {repeat_count!r}")
         for i, (item, bytes_count, bytes_skip) in enumerate(blocks):
@@ -595,6 +596,7 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             remote = <RemoteBuffer>there
         elif opcode != v.IBV_WR_SEND and opcode != v.IBV_WR_SEND_WITH_IMM and opcode != v.IBV_WR_SEND_WITH_INV:
             raise BufferAccessError(f"remote is a RemoteBuffer (from the peer's mr.remote()), not {type(there).__name__}")
+        stream = whole(stream)
         if not isinstance(stream, int) or not 0 <= stream <= 0xFFFF:
             raise UsageError(f"stream_id: 0 to 65535, not {stream!r}")
         if stream and not self.streams:

@@ -3,7 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from aiordma cimport _ibv as v
-from aiordma._dataplane cimport Completion, WorkQueue
+from aiordma._operation cimport Completion
+from aiordma._workqueue cimport WorkQueue
 from aiordma._memory cimport RemoteBuffer
 
 

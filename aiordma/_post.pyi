@@ -3,8 +3,9 @@ from typing import Any, TypeAlias, final
 
 from typing_extensions import Buffer
 
-from aiordma._dataplane import Completion, WorkQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
+from aiordma._operation import Completion
+from aiordma._workqueue import WorkQueue
 
 Target: TypeAlias = MemorySlice | Sequence[MemorySlice] | None
 Source: TypeAlias = MemorySlice | Buffer | Sequence[MemorySlice | Buffer] | None

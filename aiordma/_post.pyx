@@ -16,13 +16,13 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from aiordma cimport _ibv as v
-from aiordma._dataplane cimport Completion, CompletionQueue, WorkQueue
+from aiordma._operation cimport REQUEST_RECV, Completion
+from aiordma._workqueue cimport WorkQueue
 from aiordma._memory cimport MemorySlice, Region, RemoteBuffer, Use, Uses, enter_all
 
 from mmap import mmap
 from operator import index
 
-from aiordma._dataplane import REQUEST_RECV
 from aiordma._waitable import no_copy
 from aiordma.errors import (
     AccessFlagsError,
@@ -774,6 +774,9 @@ cdef class Batch:
             c._settle()
             return c
         self.uses.check_open()
+        room = queue._room()
+        if room < self.n:
+            queue._check_waiting(self.n - room)
         queue.cq._before_post()
         self.wrs[self.n - 1].next = NULL
         self.wrs[self.n - 1].send_flags |= v.IBV_SEND_SIGNALED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from aiordma._values import whole
 from aiordma.errors import AccessFlagsError
 
 __all__ = ["Access", "check_access"]
@@ -50,6 +51,7 @@ def check_access(access: int) -> Access:
 
 def known_access(access: int) -> Access:
     """``access`` as :class:`Access`, whatever the combination; :class:`AccessFlagsError` where it isn't flags at all."""
+    access = whole(access)
     if not isinstance(access, int):
         raise AccessFlagsError(f"access is flags of aiordma.Access, not {access!r}")
     if access & ~int(_KNOWN):

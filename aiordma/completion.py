@@ -12,8 +12,10 @@ from typing import Any
 
 from aiordma import _control, _pyverbs
 from aiordma._backends import Watch
-from aiordma._dataplane import Completion, CompletionQueue, QueueTable
+from aiordma._cq import CompletionQueue, QueueTable
 from aiordma._offload import Control, in_thread, until
+from aiordma._operation import Completion
+from aiordma._values import whole
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, DeviceFatalError, UsageError
 
@@ -170,6 +172,7 @@ class CompletionEngine:
 
 def check_spin(spin_us: float) -> None:
     """:class:`UsageError` for a spin budget out of range."""
+    spin_us = whole(spin_us)
     if not isinstance(spin_us, int | float) or not 0 <= spin_us <= 10_000:
         raise UsageError(f"spin_us: 0 to 10000 microseconds, not {spin_us!r}")
 

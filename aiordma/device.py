@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self, TypeVar
 from aiordma import _backends, _control, _pyverbs, memory, qp, srq
 from aiordma._offload import Control, Pending, in_thread, until
 from aiordma._owned import Owned
+from aiordma._values import whole
 from aiordma._waitable import Signal, after_fork_in_child, no_copy
 from aiordma.access import Access
 from aiordma.completion import CompletionEngine, check_spin, device_fatal
@@ -605,6 +606,7 @@ async def _open(control: Control, name: str | None, port: int, gid_index: int | 
     check_spin(spin_us)
     if name is not None and not isinstance(name, str):
         raise UsageError(f"open_device: name is text, not {name!r}")
+    port, gid_index = whole(port), whole(gid_index)
     if not isinstance(port, int):
         raise UsageError(f"open_device: port is a number from 1, not {port!r}")
     if gid_index is not None and not isinstance(gid_index, int):

@@ -48,6 +48,7 @@ __all__ = [
     "MemoryWindowBindError",
     "ProviderError",
     "QPStateError",
+    "QueueFullError",
     "RdmaError",
     "RejectedError",
     "RemoteAbortError",
@@ -93,6 +94,10 @@ class AccessFlagsError(UsageError):
 
 class QPStateError(UsageError):
     """The QP's state doesn't allow the call (for example a send before ``connect``)."""
+
+
+class QueueFullError(RdmaError):
+    """As many work requests as :attr:`QPConfig.max_queued` allows wait already for a free slot of the QP's queue."""
 
 
 class WrongLoopError(RdmaError, RuntimeError):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from aiordma._values import whole_fields
 from aiordma.errors import UsageError
 from aiordma.gid import GidType
 
@@ -49,6 +50,7 @@ class QPInfo:
     max_dest_rd_atomic: int
 
     def __post_init__(self) -> None:
+        whole_fields(self)
         if self.qp_type not in _TYPES:
             raise UsageError(f"QPInfo: qp_type is one of {', '.join(_TYPES)}, not {self.qp_type!r}")
         for name, limit in _LIMITS.items():

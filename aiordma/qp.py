@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from aiordma import _control, _pyverbs
-from aiordma._dataplane import CompletionQueue, WorkQueue
+from aiordma._cq import CompletionQueue
 from aiordma._offload import Pending, delay, in_thread, in_use, until, using
 from aiordma._owned import Owned
 from aiordma._post import Batch, QueuePairBase
+from aiordma._values import whole_fields
 from aiordma._waitable import Signal
+from aiordma._workqueue import WorkQueue
 from aiordma.access import Access, known_access
 from aiordma.errors import ClosedError, QPStateError, UnsupportedError, UsageError, VerbsError
 from aiordma.gid import GidType, match
@@ -48,7 +50,9 @@ class QPConfig:
     device can. ``timeout``: the ACK timeout is 4.096 us * 2**timeout, 0 waits for ever; ``retry_cnt``: 0..7 retries of
     it. ``rnr_retry``: 0..6 retries when the peer has no receive posted, 7 for ever; ``min_rnr_timer``: the code of the
     delay that this side asks for then (12 is 0.64 ms; IBTA table 45). ``access``: what the peer may do to memory
-    through this QP. ``traffic_class``, ``hop_limit``, ``flow_label``, ``service_level``: of its packets.
+    through this QP. ``traffic_class``, ``hop_limit``, ``flow_label``, ``service_level``: of its packets. ``max_queued``:
+    how many work requests may wait for a free slot of the send queue, and of the receive queue; posting more is a
+    :class:`QueueFullError`. None: any number, at a few hundred bytes of memory each.
     """
 
     qp_type: str = "RC"
@@ -67,6 +71,10 @@ class QPConfig:
     hop_limit: int = 64
     flow_label: int = 0
     service_level: int = 0
+    max_queued: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_fields(self)
 
     def check(self) -> None:
         """:class:`UsageError` for a value that no device takes."""
@@ -93,6 +101,8 @@ class QPConfig:
         depth = self.max_rd_atomic
         if depth is not None and (not isinstance(depth, int) or not 0 <= depth <= 255):
             raise UsageError(f"max_rd_atomic: 0 to 255, or None for what the device can, not {depth!r}")
+        if self.max_queued is not None and (not isinstance(self.max_queued, int) or not 0 <= self.max_queued < 1 << 32):
+            raise UsageError(f"max_queued: a number from 0, or None for no limit, not {self.max_queued!r}")
         known_access(self.access)
 
 
@@ -127,10 +137,22 @@ class VerbsQueuePair(Owned, QueuePairBase):
         self._connecting: Pending[None] | None = None
         self._fatal = False
         can_mark = config.qp_type in ("RC", "UC")
-        send = WorkQueue(cqs[0], self._send_kind(), caps["max_send_wr"], address, 0, self._number, can_mark, pyverbs)
+        send = WorkQueue(
+            cqs[0],
+            self._send_kind(),
+            caps["max_send_wr"],
+            address,
+            0,
+            self._number,
+            can_mark,
+            pyverbs,
+            config.max_queued,
+        )
         recv = None
         if srq is None:
-            recv = WorkQueue(cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number, False, pyverbs)
+            recv = WorkQueue(
+                cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number, False, pyverbs, config.max_queued
+            )
         self._send_queue = send
         self._recv_queue = recv
         self._setup(

@@ -6,11 +6,14 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
-from aiordma._dataplane import Completion, CompletionQueue, WorkQueue
+from aiordma._cq import CompletionQueue
 from aiordma._offload import Pending, in_thread, in_use, until, unused
+from aiordma._operation import Completion
 from aiordma._owned import Owned
 from aiordma._post import Receiver
+from aiordma._values import whole
 from aiordma._waitable import Signal
+from aiordma._workqueue import WorkQueue
 from aiordma.errors import ClosedError, UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +91,7 @@ class SharedReceiveQueue(Owned, Receiver):
         """
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
+        limit = whole(limit)
         if not isinstance(limit, int) or not 1 <= limit <= self._max_wr:
             raise UsageError(f"limit: 1 to {self._max_wr}, not {limit!r}")
         self._device.control.hooks.verify()
@@ -174,6 +178,7 @@ class SharedReceiveQueue(Owned, Receiver):
 
 def create(device: Device, max_wr: int, max_sge: int) -> Pending[SharedReceiveQueue]:
     """See :meth:`Device.create_srq`."""
+    max_wr, max_sge = whole(max_wr), whole(max_sge)
     if not (isinstance(max_wr, int) and isinstance(max_sge, int) and 1 <= max_wr <= 1 << 20 and 1 <= max_sge <= 32):
         raise UsageError(f"an SRQ of max_wr={max_wr!r}, max_sge={max_sge!r}: they are numbers from 1 (max_sge to 32)")
     return Pending(device.control, _create(device, max_wr, max_sge), dispose=True)

@@ -24,6 +24,7 @@ import anyio
 from aiordma import _backends
 from aiordma._cm import Id
 from aiordma._offload import Control, Pending, in_thread, outcome
+from aiordma._values import whole
 from aiordma.cm._address import Address, Endpoint, Via, check_port, resolve, text
 from aiordma.cm._channel import Channel, channel
 from aiordma.cm._devices import given
@@ -209,6 +210,7 @@ def listen(
     given(device)
     if config is not None and not isinstance(config, QPConfig):
         raise UsageError(f"listen: config is a QPConfig, not {type(config).__name__}")
+    backlog = whole(backlog)
     if not isinstance(backlog, int) or not 1 <= backlog <= 65535:
         raise UsageError(f"backlog: a number from 1 to 65535, not {backlog!r}")
     return Opening(_listen(host, port, device, config, backlog, via))

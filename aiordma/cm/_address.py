@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import anyio
 
+from aiordma._values import whole
 from aiordma.errors import ResolutionError, UsageError
 
 __all__ = ["Address", "Endpoint", "Via", "as_address", "check_port", "resolve", "text"]
@@ -49,6 +50,7 @@ def text(address: tuple[Any, ...]) -> str:
 
 
 def check_port(port: object, low: int) -> int:
+    port = whole(port)
     if not isinstance(port, int) or isinstance(port, bool) or not low <= port <= 65535:
         raise UsageError(f"port: a number from {low} to 65535, not {port!r}")
     return port

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 from aiordma import _backends
 from aiordma._offload import Control, Pending
+from aiordma._values import whole
 from aiordma._waitable import Signal
 from aiordma.cm._address import Address, Via, text
 from aiordma.cm._core import Phase
@@ -133,6 +134,7 @@ class Request:
 
         ``reason``: a number of your own, 0 to 65535; ``private_data``: up to 140 bytes.
         """
+        reason = whole(reason)
         if not isinstance(reason, int) or not 0 <= reason <= 0xFFFF:
             raise UsageError(f"reason: a number from 0 to 65535, not {reason!r}")
         data = check_private_data(private_data, REJECT_DATA, "a rejection")

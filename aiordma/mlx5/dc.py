@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
-from aiordma._dataplane import Completion, CompletionQueue
+from aiordma._cq import CompletionQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import DcAddress, DcInitiatorBase
 from aiordma._offload import Pending, in_thread, in_use, until, using
+from aiordma._operation import Completion
 from aiordma._owned import Owned
+from aiordma._values import whole, whole_fields
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
 from aiordma.gid import GidType, match
@@ -59,6 +61,7 @@ class DCTInfo:
     lid: int = 0
 
     def __post_init__(self) -> None:
+        whole_fields(self)
         for name, limit in (("dctn", 1 << 24), ("dc_key", 1 << 64), ("lid", 1 << 16)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 0 <= value < limit:
@@ -224,7 +227,7 @@ def create_dc_target(
     if not isinstance(srq, SharedReceiveQueue):
         raise UsageError(f"create_dc_target: srq is a SharedReceiveQueue, not {type(srq).__name__}")
     srq.check_usable(device)
-    key = secrets.randbits(64) if dc_key is None else dc_key
+    key = secrets.randbits(64) if dc_key is None else whole(dc_key)
     if not isinstance(key, int) or not 0 <= key < 1 << 64:
         raise UsageError(f"dc_key: an unsigned 64-bit number, not {dc_key!r}")
     wanted = config if config is not None else QPConfig()
@@ -390,6 +393,7 @@ class DCInitiator(VerbsQueuePair, DcInitiatorBase):
         """
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
+        stream_id = whole(stream_id)
         if not isinstance(stream_id, int) or not 0 <= stream_id <= 0xFFFF:
             raise UsageError(f"stream_id: 0 to 65535, not {stream_id!r}")
         if not self._has_streams:
@@ -579,6 +583,7 @@ def create_dc_initiator(
         caps = device.mlx5.dci_streams_caps
         if not caps["max_log_num_concurent"]:
             raise UnsupportedError(device.name, "DCI streams", "max_log_num_concurent is 0 (mlx5dv_query_device(3))")
+        log_streams, log_errored = whole(log_streams), whole(log_errored)
         if not isinstance(log_streams, int) or not 0 <= log_streams <= caps["max_log_num_concurent"]:
             raise UsageError(f"log_streams: 0 to {caps['max_log_num_concurent']} on {device.name}, not {log_streams}")
         if not isinstance(log_errored, int) or not 0 <= log_errored <= caps["max_log_num_errored"]:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control
-from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import hold, let_go
 from aiordma._offload import Pending, in_use, outcome, until
+from aiordma._operation import Completion
 from aiordma._owned import Owned
+from aiordma._values import whole
 from aiordma._waitable import Signal
 from aiordma.errors import ClosedError, RdmaError, UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.dc import DCInitiator, DcPeer, DCTInfo, check_dc, create_initiator, reach
@@ -628,14 +629,15 @@ def create_dci_pool(
     :func:`least_loaded`, :func:`sticky` or a function like them.
     """
     check_dc(device)
+    size = whole(size)
     if not isinstance(size, int) or not 1 <= size <= 1024:
         raise UsageError(f"size: 1 to 1024 DCIs, not {size!r}")
     caps = device.mlx5.dci_streams_caps
     most, most_errored = caps["max_log_num_concurent"], caps["max_log_num_errored"]
-    streams: int | None = log_streams
+    streams: int | None = whole(log_streams)
     if streams is None:
         streams = min(most, 4) if most else None
-    errored = log_errored if log_errored is not None else min(most_errored, streams or 0)
+    errored = whole(log_errored) if log_errored is not None else min(most_errored, streams or 0)
     if streams is not None and not most:
         raise UnsupportedError(device.name, "DCI streams", "max_log_num_concurent is 0 (mlx5dv_query_device(3))")
     if streams is not None and (not isinstance(streams, int) or not 0 <= streams <= most):

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice
 from aiordma._offload import Pending, outcome
+from aiordma._operation import Completion
 from aiordma._owned import Owned
+from aiordma._values import whole
 from aiordma.errors import RdmaError, UnsupportedError, UsageError
 from aiordma.mlx5.qp import Mlx5QueuePair, create_qp
 
@@ -181,9 +182,10 @@ def create_dma_engine(device: Device, *, depth: int = 32, chunk: int | None = No
     limit = int(device.mlx5.max_wr_memcpy_length)
     if limit == 0:
         raise UnsupportedError(device.name, "DMA memcpy", "max_wr_memcpy_length is 0 (mlx5dv_query_device(3))")
+    depth = whole(depth)
     if not isinstance(depth, int) or not 1 <= depth <= 4096:
         raise UsageError(f"depth: 1 to 4096 work requests, not {depth!r}")
-    size = min(limit, 64 << 20) if chunk is None else chunk
+    size = min(limit, 64 << 20) if chunk is None else whole(chunk)
     if not isinstance(size, int) or not 1 <= size <= limit:
         raise UsageError(f"chunk: 1 to {limit} bytes, which is {device.name}'s max_wr_memcpy_length, not {chunk}")
     return device._made(Pending(device.control, _create(device, depth, size), dispose=True))

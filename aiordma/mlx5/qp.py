@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aiordma import _pyverbs
-from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice
 from aiordma._mlx5 import Mlx5QueuePairBase
 from aiordma._offload import Pending, until
+from aiordma._operation import Completion
+from aiordma._values import whole_fields
 from aiordma._waitable import Signal
 from aiordma.access import Access
 from aiordma.errors import ClosedError, UnsupportedError, UsageError
@@ -53,6 +54,9 @@ class Mlx5Options:
     mkey_configure: bool = False
     memcpy: bool = False
     raw_wqe: bool = False
+
+    def __post_init__(self) -> None:
+        whole_fields(self)
 
     def check(self, device: Device) -> None:
         """:class:`UnsupportedError` names what the device lacks."""

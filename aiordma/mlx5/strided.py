@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiordma._dataplane import Completion
 from aiordma._memory import MemorySlice
 from aiordma._offload import Control, until
+from aiordma._operation import Completion
 from aiordma._waitable import Signal
 from aiordma.errors import BufferAccessError, UsageError
 from aiordma.memory import MemoryRegion

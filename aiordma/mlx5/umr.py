@@ -13,6 +13,7 @@ from aiordma import _control, _pyverbs
 from aiordma._mlx5 import MkeyBase
 from aiordma._offload import Pending, in_thread, outcome, until
 from aiordma._owned import Owned
+from aiordma._values import whole
 from aiordma._waitable import Signal
 from aiordma.errors import UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.devx import HcaCap, query_hca_cap
@@ -109,6 +110,7 @@ def create_mkey(device: Device, max_entries: int) -> Pending[Mkey]:
     DEVX, which mkeys are made through.
     """
     device._check_open()
+    max_entries = whole(max_entries)
     if not isinstance(max_entries, int) or not 1 <= max_entries <= 0xFFFF:
         raise UsageError(f"max_entries: 1 to 65535, not {max_entries!r}")
     if device.mlx5 is None:

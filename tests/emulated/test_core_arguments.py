@@ -8,8 +8,9 @@ from ipaddress import IPv6Address
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
-from emulated.core import DEVICE, OTHER_DEVICE, Pair, connected, open_pair
+from emulated.core import DEVICE, OTHER_DEVICE, Pair, connect, connected, open_pair
 from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.wr import SGE, SendWR
 
@@ -22,6 +23,7 @@ from aiordma import (
     MemorySlice,
     QPConfig,
     QPStateError,
+    QueueFullError,
     RdmaError,
     RemoteBuffer,
     UsageError,
@@ -430,4 +432,67 @@ async def test_slices_are_checked_before_posting() -> None:
         part = p.local[8:16]
         assert isinstance(part, MemorySlice)
         assert (part.owner, part.offset) == (p.local, 8)
+        await p.check()
+
+
+async def test_numbers_of_numpy_are_numbers() -> None:
+    n = np.int64
+    async with (
+        aiordma.open_device(DEVICE, port=n(1), spin_us=n(0)) as device,
+        device.create_srq(max_wr=n(8), max_sge=np.uint8(2)) as srq,
+        device.create_qp(max_send_wr=np.uint16(4), max_inline_data=n(0), timeout=np.int8(10), srq=srq) as a,
+        device.create_qp(max_recv_wr=n(4)) as b,
+        device.reg_mr(bytearray(64), access=n(int(aiordma.Access.ALL))) as mr,
+    ):
+        await connect(a, b)
+        assert a.config.max_send_wr == 4
+        await a.rdma_write(mr[n(0) : n(8)], mr.remote()[n(8) :], imm=None)
+        receive = b.recv(mr[16:24])
+        await a.send(mr[:8], imm=np.uint32(7))
+        assert (await receive).imm_data == 7
+
+
+async def test_inline_data_up_to_the_devices_limit_is_granted_however_the_library_rounds() -> None:
+    async with aiordma.open_device("emulated:mlx5_small") as device:
+        for sges in (1, 2, 4):
+            for size in (0, 1, 60, 64):
+                async with device.create_qp(
+                    max_send_wr=4, max_recv_wr=4, max_send_sge=sges, max_recv_sge=1, max_inline_data=size
+                ) as qp:
+                    assert qp.max_inline_data >= size
+        with pytest.raises(VerbsError, match="ibv_create_qp"):
+            await device.create_qp(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1, max_inline_data=256)
+
+
+async def test_more_than_max_queued_wait_nowhere() -> None:
+    async with open_pair(max_send_wr=4, max_recv_wr=4, max_queued=3) as p:
+        block = p.block()
+        ops = [p.a.rdma_write(p.local[:8], p.remote) for _ in range(6)]
+        inflight = p.local.region.inflight
+        for refused in (
+            lambda: p.a.rdma_write(p.local[:8], p.remote),
+            lambda: p.a.rdma_write_many([(p.local[:8], p.remote)]),
+            lambda: p.a.atomic_fetch_add(p.local[:8], p.remote, 1),
+        ):
+            with pytest.raises(QueueFullError, match="max_queued is 3"):
+                refused()
+        assert p.local.region.inflight == inflight
+        assert p.a.statistics()["send"]["waiting"] == 3
+        # What aiordma posts itself isn't counted.
+        idle = p.a.wait_idle()
+        await p.unblock()
+        await block
+        for op in ops:
+            await op
+        await idle
+        # A batch that would leave more waiting is refused whole.
+        with pytest.raises(QueueFullError):
+            p.a.rdma_write_many([(p.local[:8], p.remote)] * 8)
+        await p.a.rdma_write_many([(p.local[:8], p.remote)] * 7)
+        receives = [p.b.recv(p.peer[:8]) for _ in range(7)]
+        with pytest.raises(QueueFullError, match="recv queue"):
+            p.b.recv(p.peer[:8])
+        for receive in receives:
+            await p.a.send(p.local[:8])
+            await receive
         await p.check()

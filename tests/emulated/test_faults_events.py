@@ -137,7 +137,7 @@ _TWO_QUEUES = """
     import asyncio, faulthandler
     import aiordma
     from aiordma import _control
-    from aiordma._dataplane import CompletionQueue, QueueTable
+    from aiordma._cq import CompletionQueue, QueueTable
 
     faulthandler.dump_traceback_later(20, exit=True)  # a hanging ibv_destroy_cq() holds the GIL
 

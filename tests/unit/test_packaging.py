@@ -21,9 +21,9 @@ def test_version_is_recorded() -> None:
 
 
 def test_extension_is_compiled() -> None:
-    from aiordma import _dataplane
+    from aiordma import _workqueue
 
-    assert _dataplane.__file__.endswith(".so")
+    assert _workqueue.__file__.endswith(".so")
 
 
 def test_installed_files() -> None:
@@ -34,7 +34,7 @@ def test_installed_files() -> None:
     # pip adds byte code when it installs, which is none of the wheel's business
     names = {str(file) for file in files if "__pycache__" not in file.parts}
     assert "aiordma/py.typed" in names
-    assert "aiordma/_dataplane.pyi" in names
+    assert "aiordma/_workqueue.pyi" in names
     assert f"aiordma/emulator/{_library.LIBRARY_NAME}" in names
     suffixes = {Path(name).suffix for name in names if name.startswith("aiordma/")}
     assert suffixes <= {".py", ".pyi", ".pxd", ".so", ".typed"}

@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ RANGES = {
     "flow_label": (0, (1 << 20) - 1),
     "service_level": (0, 15),
     "max_rd_atomic": (0, 255),
+    "max_queued": (0, (1 << 32) - 1),
 }
 
 
@@ -45,10 +47,24 @@ def test_what_is_in_range_is_taken(name: str, data: st.DataObject) -> None:
 def test_what_is_out_of_range_or_no_number_is_refused_by_name(name: str) -> None:
     low, high = RANGES[name]
     for value in (low - 1, high + 1, -1, 1 << 70, "1", 1.0, None, [], float("nan")):
-        if name == "max_rd_atomic" and value is None:
+        if name in ("max_rd_atomic", "max_queued") and value is None:
             continue
         with pytest.raises(UsageError, match=name):
             replace(QPConfig(), **{name: value}).check()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64])
+def test_numbers_of_numpy_are_numbers(kind: Any) -> None:
+    config = QPConfig(
+        max_send_wr=kind(16), max_rd_atomic=kind(4), timeout=kind(0), access=Access(kind(int(Access.REMOTE)))
+    )
+    config.check()
+    assert config == QPConfig(max_send_wr=16, max_rd_atomic=4, timeout=0)
+    assert type(config.max_send_wr) is int
+    with pytest.raises(UsageError, match="timeout"):
+        QPConfig(timeout=kind(32)).check()
+    with pytest.raises(UsageError, match="timeout"):
+        QPConfig(timeout=np.float64(3)).check()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", ["UD", "rc", "", None, 2, b"RC"])

@@ -363,6 +363,7 @@ int aiordma_emu_stepping(int on)
 {
 	emu_lock();
 	__atomic_store_n(&e.resting, !!on, __ATOMIC_RELAXED);
+	e.turns = e.idle_turns = 0; /* what is done in every so manyth turn is always done in the same ones */
 	fault_guard_take(on);
 	emu_unlock();
 	emu_engine_wake();

@@ -72,12 +72,18 @@ static int check_create_flags(const struct emu_qp_request *r)
 
 static int check_limits(const struct emu_limits *l, const struct ib_uverbs_qp_cap *cap)
 {
+	uint32_t wqe;
+
 	if (cap->max_send_wr > l->max_qp_wr || cap->max_recv_wr > l->max_qp_wr)
 		return EINVAL;
 	/* A receive descriptor of 512 bytes holds two entries more than max_sge, which is the lesser of both queues'. */
 	if (cap->max_send_sge > l->max_sge || cap->max_recv_sge > l->max_sge + 2)
 		return EINVAL;
-	return cap->max_inline_data > l->max_inline ? EINVAL : 0;
+	/* The library doesn't say what was asked for, but what fits into the WQEs it will use: their size is rounded up to
+	 * 64 bytes, and may be that of the scatter/gather list: mlx5_calc_sq_size() in providers/mlx5/verbs.c. */
+	wqe = (l->max_inline + 4 + 15) / 16 * 16;
+	wqe = wqe > cap->max_send_sge * 16 ? wqe : cap->max_send_sge * 16;
+	return cap->max_inline_data > wqe + 63 ? EINVAL : 0;
 }
 
 /* process_vendor_flags() in mlx5/qp.c refuses what the device can't do. */

@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from aiordma import _control, _devx
-from aiordma._dataplane import CompletionQueue
+from aiordma._cq import CompletionQueue
 from aiordma._offload import Control, Pending, in_use
 from aiordma.errors import ClosedError, DevxError, UnsupportedError, UsageError, VerbsError
 from aiordma.mlx5.devx.commands import Command, Output, output_size

@@ -1,0 +1,79 @@
+# Work queues.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from aiordma cimport _ibv as v
+from aiordma._cq cimport Queue
+from aiordma._operation cimport Completion
+from aiordma._waitable cimport Waitable
+
+
+# Posts one work request that struct ibv_send_wr can't express. ``payload`` is what the poster gave to _submit_custom();
+# ``flags`` are of enum ibv_send_flags, SIGNALED among them if it must be. Returns 0 or an errno.
+ctypedef int (*PostFunction)(v.ibv_qp *qp, uint64_t wr_id, unsigned int flags, const void *payload) noexcept nogil
+
+
+cdef struct Deferred:
+    Deferred *next
+    v.ibv_send_wr wr
+    v.ibv_sge *sges
+    PostFunction post
+    void *payload
+    void *completion
+
+
+cdef class WorkQueue(Queue):
+    cdef v.ibv_qp *qp
+    cdef v.ibv_srq *srq
+    cdef readonly str name
+    cdef int kind
+    cdef bint unordered
+    cdef readonly uint32_t capacity
+    cdef uint64_t head
+    cdef uint64_t tail
+    cdef void **entries
+    cdef uint32_t mask
+    cdef uint32_t used
+    cdef uint32_t *free_slots
+    cdef uint32_t n_free
+    cdef Deferred *deferred_head
+    cdef Deferred *deferred_tail
+    cdef readonly uint32_t deferred
+    cdef uint32_t max_deferred
+    cdef uint32_t unsignaled_run
+    cdef bint broken
+    cdef bint draining
+    cdef bint can_mark
+    cdef Waitable idle
+    cdef list limbo
+    cdef uint32_t posted_before_error
+    cdef readonly uint64_t n_posted
+    cdef readonly uint64_t n_completed
+    cdef readonly uint64_t n_deferred
+    cdef void **held
+    cdef object pyverbs
+    cdef int _check_alive(self) except -1
+    cdef uint32_t _room(self)
+    cdef int _check_waiting(self, uint32_t more) except -1
+    cdef int _post_chain(self, v.ibv_send_wr *first, uint32_t n, Completion c) except -1
+    cdef int _submit(self, v.ibv_send_wr *wr, Completion c) except -1
+    cdef int _submit_custom(self, PostFunction post, const void *payload, size_t size, unsigned int flags,
+                            Completion c) except -1
+    cdef int _post_custom(self, PostFunction post, const void *payload, unsigned int flags, Completion c) except -1
+    cdef int _defer_custom(self, PostFunction post, const void *payload, size_t size, unsigned int flags,
+                           Completion c) except -1
+    cdef int _link(self, Deferred *node, Completion c) except -1
+    cdef int _count_signal(self, unsigned int *flags, uint64_t seq) except -1
+    cdef int _defer(self, v.ibv_send_wr *wr, Completion c) except -1
+    cdef int _retire(self, uint64_t slot, v.ibv_wc *wc, int status) except -1
+    cdef int _retire_before(self, uint64_t n) except -1
+    cdef int _post_one_recv(self, v.ibv_sge *sges, int n, Completion c) except -1
+    cdef int _submit_recv(self, v.ibv_sge *sges, int n, Completion c) except -1
+    cdef int _drop_deferred(self, object error) except -1
+    cdef uint64_t _next_slot(self)
+    cdef int _put(self, uint64_t slot, Completion c) except -1
+    cdef int _check_idle(self) except -1
+    cdef int _mark_idle(self) except -1
+    cdef Completion _marker(self, v.ibv_send_wr *wr)
+    cdef int _mark_drain(self) except -1
+    cdef int _chain(self, Waitable signal) except -1
