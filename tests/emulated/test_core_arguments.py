@@ -452,6 +452,7 @@ async def test_numbers_of_numpy_are_numbers() -> None:
         assert (await receive).imm_data == 7
 
 
+@pytest.mark.emulated_only("wants a device with small limits")
 async def test_inline_data_up_to_the_devices_limit_is_granted_however_the_library_rounds() -> None:
     async with aiordma.open_device("emulated:mlx5_small") as device:
         for sges in (1, 2, 4):
