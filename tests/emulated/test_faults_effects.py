@@ -497,6 +497,16 @@ async def test_a_device_that_is_gone_ends_everything_and_is_opened_anew() -> Non
             await pair.check()
 
 
+async def test_nobody_reaches_a_device_that_is_gone() -> None:
+    async with opened() as device, aiordma.open_device("emulated:mlx5_1") as gone:
+        async with connected(device, other=gone, timeout=4, retry_cnt=2) as pair:
+            with faults.device_fatal(gone), pytest.raises(RetryExceededError), anyio.fail_after(SOON):
+                await pair.a.rdma_write(pair.local[:8], pair.remote)
+        # It's back; what was opened before isn't.
+        async with aiordma.open_device("emulated:mlx5_1") as back, connected(device, other=back) as pair:
+            await pair.check()
+
+
 # ------------------------------------------------------------------ commands
 
 COMMANDS: dict[str, Callable[[Device], Any]] = {

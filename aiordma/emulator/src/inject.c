@@ -109,6 +109,25 @@ static struct inject_rule *rule_by_id(int id)
 	return NULL;
 }
 
+/* Nobody reaches a device that is gone. */
+static void take_away(struct emu_device *dev, struct inject_rule *r)
+{
+	for (uint32_t i = 0; i < dev->nports; i++) {
+		r->port_states[i] = dev->ports[i].state;
+		dev->ports[i].state = IBV_PORT_DOWN;
+	}
+	r->hits = r->seen = 1;
+	inject_tell_all(dev, IBV_EVENT_DEVICE_FATAL, 0);
+}
+
+static void bring_back(const struct inject_rule *r)
+{
+	struct emu_device *dev = r->kind == INJECT_DEVICE_FATAL ? inject_device(r->device) : NULL;
+
+	for (uint32_t i = 0; dev && i < dev->nports; i++)
+		dev->ports[i].state = r->port_states[i];
+}
+
 static bool make_room(void)
 {
 	struct inject_rule **more;
@@ -125,7 +144,7 @@ static bool make_room(void)
 
 uint32_t inject_add(const struct inject_rule *rule, char *error, size_t error_size)
 {
-	const struct emu_device *dev = *rule->device ? inject_device(rule->device) : NULL;
+	struct emu_device *dev = *rule->device ? inject_device(rule->device) : NULL;
 	struct inject_rule *r;
 
 	if (*rule->device && !dev) {
@@ -145,10 +164,8 @@ uint32_t inject_add(const struct inject_rule *rule, char *error, size_t error_si
 	inject_count();
 	/* What runs now, in the middle of its work, shall see it. */
 	inject_let_go();
-	if (r->kind == INJECT_DEVICE_FATAL) {
-		r->hits = 1;
-		inject_tell_all(r->dev, IBV_EVENT_DEVICE_FATAL, 0);
-	}
+	if (r->kind == INJECT_DEVICE_FATAL)
+		take_away(dev, r);
 	return r->id;
 }
 
@@ -212,6 +229,7 @@ int aiordma_emu_fault_stop(int id)
 	for (uint32_t i = 0; i < inject_nrules; i++) {
 		if (inject_rules[i]->id != (uint32_t)id)
 			continue;
+		bring_back(inject_rules[i]);
 		free(inject_rules[i]);
 		memmove(&inject_rules[i], &inject_rules[i + 1], (--inject_nrules - i) * sizeof(*inject_rules));
 		found = 0;
@@ -227,6 +245,9 @@ int aiordma_emu_fault_stop(int id)
 void aiordma_emu_fault_reset(void)
 {
 	emu_lock();
+	/* Of two of one device the older one knows what it was like. */
+	for (uint32_t i = inject_nrules; i--;)
+		bring_back(inject_rules[i]);
 	clear();
 	inject_options_reset();
 	inject_count();

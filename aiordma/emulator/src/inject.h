@@ -122,6 +122,7 @@ struct inject_rule {
 	uint64_t devx, status, devx_syndrome;
 
 	uint64_t free_at; /* when what was sent through it has left */
+	uint8_t port_states[EMU_MAX_PORTS]; /* of a device that is gone: what they were */
 };
 
 /* In the order in which they were made. */
