@@ -132,7 +132,12 @@ cdef class Completion(Waitable):
         if self._status > 0 or self.error is not None:
             self.queue.n_failed += 1
             # Whoever waits now may be cancelled before it runs again, so only looking at the error disarms this.
-            if not self.internal and not self.queue.closed:
+            # The receives that wait for a peer end with its connection; that's no failure that somebody must hear of.
+            if not self.internal and not self.queue.closed and not (
+                self.queue.disconnected
+                and self.asked == REQUEST_RECV
+                and self._status == v.IBV_WC_WR_FLUSH_ERR
+            ):
                 alarm = _Alarm.__new__(_Alarm)
                 alarm.hooks = self.hooks
                 alarm.queue = self.queue

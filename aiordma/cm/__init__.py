@@ -60,6 +60,7 @@ __all__ = [
     "REPLY_DATA",
     "REQUEST_DATA",
     "Request",
+    "Via",
     "connect",
     "listen",
 ]
