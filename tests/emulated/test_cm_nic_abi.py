@@ -488,11 +488,22 @@ def test_multicast_is_refused(client: Cm) -> None:
     assert client.error("command", abi.LEAVE_MCAST, leave, out=4, response_at=0) == errno.ENOENT
 
 
+def test_events_of_the_application_s_own(client: Cm) -> None:
+    """RDMA_USER_CM_CMD_WRITE_CM_EVENT, of Linux 6.17."""
+    id = client.create()
+    client.command(24, struct.pack("=IIIiQ296x", id, 0, 18, -7, 0x1234567890))
+    event = client.expect(18, -7)
+    assert event.raw[:8] == struct.pack("=Q", 0x1234567890)
+    assert client.error("command", 24, struct.pack("=IIIiQ296x", id, 0, 9, 0, 0)) == errno.EINVAL
+    client.bind(id)
+    assert client.error("command", 23, struct.pack("=II88x", id, 0)) == errno.EOPNOTSUPP
+
+
 def test_malformed_commands(client: Cm) -> None:
     for data, code in [
         (b"", errno.EINVAL),
         (bytes(7), errno.EINVAL),
-        (struct.pack("=IHH", 23, 0, 0), errno.EINVAL),
+        (struct.pack("=IHH", 25, 0, 0), errno.EINVAL),
         (struct.pack("=IHH", 0xFFFFFFFF, 0, 0), errno.EINVAL),
         (struct.pack("=IHH", abi.CREATE_ID, 24, 4) + bytes(23), errno.EINVAL),
         (struct.pack("=IHH", abi.GET_OPTION, 0, 0), errno.ENOSYS),

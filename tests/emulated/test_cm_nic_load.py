@@ -84,7 +84,8 @@ True
             found.append((client.result(), server.result()))
         for before, after in zip(*found, strict=True):
             assert after[:2] == before[:2]
-            assert after[2] - before[2] < 256, "pages: less than one for three connections"
+            if "AIORDMA_EMULATOR_LIBRARY" not in os.environ:  # a sanitizer keeps what was freed
+                assert after[2] - before[2] < 256, "pages: less than one for three connections"
 
 
 def test_two_hundred_connections_at_a_time_between_processes(tmp_path: Path) -> None:

@@ -222,3 +222,14 @@ def test_a_table_of_ports_that_was_cut_short_or_overwritten(tmp_path: Path, two:
     table.unlink()
     two.server("cm.close()")
     two.server("cm = abi.Cm(); cm.port(cm.listener())")
+
+
+def test_a_process_that_keeps_to_itself(tmp_path: Path, two: Two) -> None:
+    with processes(tmp_path, 1, reach="process") as (alone,):
+        alone(SETUP)
+        assert alone(f"cm.port(cm.listener(port={two.port}))") == two.port, "its ports are its own"
+        alone(f"cm.connect(cm.ready({two.port}))")
+        assert alone("[cm.event().event for _ in range(1)]") == [CONNECT_REQUEST]
+        alone(f"cm.connect(cm.ready({two.port + 1}))")
+        assert alone("event()") == [REJECTED, INVALID_SERVICE_ID]
+    assert not two.server("cm.readable()")

@@ -453,6 +453,58 @@ static int get_event(const struct call *c)
 	return err;
 }
 
+/* ---------------------------------------------------------------- what came with Linux 6.17
+ * rdma/rdma_user_cm.h of then; the distributions' are older. */
+
+enum { CM_CMD_RESOLVE_IB_SERVICE = RDMA_USER_CM_CMD_JOIN_MCAST + 1, CM_CMD_WRITE_CM_EVENT };
+enum { CM_EV_USER = 18, CM_EV_INTERNAL = 19 }; /* RDMA_CM_EVENT_* */
+
+struct write_cm_event {
+	uint32_t id, reserved, event, status;
+	union {
+		struct rdma_ucm_conn_param conn;
+		struct rdma_ucm_ud_param ud;
+		uint64_t arg;
+	} param;
+};
+
+/* ucma_write_cm_event(): an event that the application sends itself. */
+static int write_cm_event(const struct call *c)
+{
+	struct rdma_ucm_event_resp resp = { 0 };
+	struct write_cm_event cmd;
+	struct cm_id *id;
+	int err = take(c, &cmd, sizeof(cmd));
+
+	if (!err && cmd.event != CM_EV_USER && cmd.event != CM_EV_INTERNAL)
+		err = EINVAL;
+	if (!err)
+		err = cm_id_find(c->file, cmd.id, &id);
+	if (err)
+		return err;
+	resp.event = cmd.event;
+	resp.status = cmd.status;
+	memcpy(&resp.param, &cmd.param.arg, sizeof(cmd.param.arg));
+	cm_event_push(id, &resp, NULL);
+	return 0;
+}
+
+/* rdma_resolve_ib_service() of core/cma.c: a subnet administrator is asked, which Ethernet has none of. */
+static int resolve_ib_service(const struct call *c)
+{
+	struct {
+		uint32_t id, reserved;
+	} cmd;
+	struct cm_id *id;
+	int err = take(c, &cmd, sizeof(cmd));
+
+	if (!err)
+		err = cm_id_find_bound(c->file, cmd.id, &id);
+	if (!err)
+		err = id->state == CM_ADDR_BOUND ? EOPNOTSUPP : EINVAL;
+	return err;
+}
+
 /* ---------------------------------------------------------------- write() */
 
 static const struct {
@@ -483,6 +535,8 @@ static const struct {
 	[RDMA_USER_CM_CMD_BIND] = { bind_addr, "BIND" },
 	[RDMA_USER_CM_CMD_RESOLVE_ADDR] = { resolve_addr, "RESOLVE_ADDR" },
 	[RDMA_USER_CM_CMD_JOIN_MCAST] = { join_mcast, "JOIN_MCAST" },
+	[CM_CMD_RESOLVE_IB_SERVICE] = { resolve_ib_service, "RESOLVE_IB_SERVICE" },
+	[CM_CMD_WRITE_CM_EVENT] = { write_cm_event, "WRITE_CM_EVENT" },
 };
 
 /* ucma_write() */

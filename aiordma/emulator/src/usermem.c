@@ -34,18 +34,23 @@ static int bounce_open(void)
 	return bounce_fd;
 }
 
-/* One direction through the memfd. Callers hold emu.lock, so that it isn't shared. */
+/* Commands of the device come with emu.lock, those of the connection manager with another. */
+static pthread_mutex_t bounce_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* One direction through the memfd. */
 static int bounce(uint64_t addr, void *local, size_t len, bool to_user)
 {
 	void *user = (void *)(uintptr_t)addr;
+	int err = 0;
 
+	pthread_mutex_lock(&bounce_lock);
 	if (bounce_open() < 0)
-		return ENOMEM;
-	if (pwrite(bounce_fd, to_user ? local : user, len, 0) != (ssize_t)len)
-		return EFAULT;
-	if (pread(bounce_fd, to_user ? user : local, len, 0) != (ssize_t)len)
-		return EFAULT;
-	return 0;
+		err = ENOMEM;
+	else if (pwrite(bounce_fd, to_user ? local : user, len, 0) != (ssize_t)len ||
+		 pread(bounce_fd, to_user ? user : local, len, 0) != (ssize_t)len)
+		err = EFAULT;
+	pthread_mutex_unlock(&bounce_lock);
+	return err;
 }
 
 static int copy(uint64_t addr, void *local, size_t len, bool to_user)
@@ -217,4 +222,8 @@ void umem_release(uint64_t pages)
 void umem_reset(void)
 {
 	pinned_vm = 0;
+	pthread_mutex_init(&bounce_lock, NULL);
+	if (bounce_fd >= 0)
+		emu_real.close(bounce_fd); /* the parent writes into it */
+	bounce_fd = -1;
 }
