@@ -356,7 +356,7 @@ def hold(
 
 
 def hang(qp: QP | None = None, *, device: AnyDevice | None = None) -> Fault:
-    """The QP does nothing any more, not even flush: as with firmware that is stuck."""
+    """The QP sends nothing and flushes nothing: as with firmware that is stuck. What peers send to it still arrives."""
     return _on_queue("hang", qp, device, None, {})
 
 
@@ -511,8 +511,9 @@ def port_down(device: AnyDevice, port: int = 1) -> Fault:
 def device_fatal(device: AnyDevice) -> Fault:
     """The device is gone (IBV_EVENT_DEVICE_FATAL): nothing on it goes on or is flushed, and commands fail with EIO.
 
-    Those that take something away succeed, as mlx5's do then; opening it fails with EAGAIN. It comes back when the fault
-    ends: what was open stays dead only by the program's own choice.
+    Those that take something away succeed, as mlx5's do then; opening it fails with EAGAIN; nobody reaches it. It comes back
+    when the fault ends. On hardware, what was open before would have to be opened anew: aiordma insists on that
+    (:attr:`aiordma.Device.lost`), other programs had better.
     """
     return _install("device_fatal", device=_needed_name(device))
 
