@@ -148,6 +148,58 @@ static void await(unsigned *in_flight, unsigned leave)
 	}
 }
 
+/* Reads, atomics and writes one behind the other: each sees what those before it have done, and nothing of those behind. */
+static void mixed(unsigned *in_flight, struct tqp *q, uint8_t *model, bool fence)
+{
+	enum { N = 24 };
+	static uint64_t before, added[N];
+	uint8_t *mine = s->mem[0], *there = s->mem[1];
+	uint32_t len = rand() % 2 ? 8 + (uint32_t)rand() % 500 : 9000 + (uint32_t)rand() % 4000;
+	uint32_t at = (uint32_t)rand() % (MEM / 4);
+	uint8_t seen[N];
+	uint64_t *results = (uint64_t *)(void *)(mine + MEM / 2);
+
+	for (unsigned i = 0; i < N; i++) {
+		struct sge e = { mine + MEM / 2 + 4096 + i * 16384, len, mr.m.key };
+		struct wr w = { .sg = &e, .nsg = 1, .raddr = (uintptr_t)there + at, .rkey = s->key[1], .fence = fence };
+
+		await(in_flight, 30);
+		switch (i % 4) {
+		case 0:
+			w.opcode = MLX5_OPCODE_RDMA_WRITE;
+			memset(e.p, (int)i + 1, len);
+			memset(model + at, (int)i + 1, len);
+			break;
+		case 1:
+		case 2:
+			w.opcode = MLX5_OPCODE_RDMA_READ;
+			seen[i] = model[at];
+			break;
+		default:
+			w.opcode = MLX5_OPCODE_ATOMIC_FA;
+			w.raddr = (uintptr_t)there + MEM - 64;
+			w.swap_add = 1 + i;
+			added[i] = w.swap_add;
+			e = (struct sge){ &results[i], 8, mr.m.key };
+		}
+		qp_post(q, &w);
+		++*in_flight;
+	}
+	await(in_flight, 0);
+	for (unsigned i = 0; i < N; i++) {
+		const uint8_t *p = mine + MEM / 2 + 4096 + i * 16384;
+
+		if (i % 4 == 1 || i % 4 == 2)
+			for (uint32_t k = 0; k < len; k++)
+				CHECK_EQ(p[k], seen[i]);
+		if (i % 4 == 3) {
+			CHECK_EQ(results[i], before);
+			before += added[i];
+		}
+	}
+	CHECK(!memcmp(model + at, there + at, len));
+}
+
 static void sender(bool one_copy)
 {
 	static uint8_t model[MEM / 2];
@@ -163,7 +215,11 @@ static void sender(bool one_copy)
 		struct sge e = { mine + (uint32_t)rand() % (MEM / 4), len, mr.m.key };
 		struct wr w = { .sg = &e, .nsg = len != 0, .raddr = (uintptr_t)s->mem[1] + off, .rkey = s->key[1] };
 
-		switch (rand() % 4) {
+		switch (rand() % 5) {
+		case 4:
+			await(&in_flight, 0);
+			mixed(&in_flight, &qp[which], model, rand() % 2);
+			break;
 		case 0: /* a write, alone: several at one place would come in any order from several QPs */
 			await(&in_flight, 0);
 			for (uint32_t i = 0; i < len; i++)

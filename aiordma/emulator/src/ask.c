@@ -216,6 +216,16 @@ enum nic_reply wire_reply(const struct wire_link *l, uint32_t slot)
 	return reply <= REPLY_BAD_SOURCE ? (enum nic_reply)reply : REPLY_NONE;
 }
 
+bool wire_data(struct wire_link *l, const struct wire_flight *f, struct nic_sgl *data, uint64_t *result)
+{
+	struct wire_slot *s = &l->mine->slots[f->slot];
+	struct wire_answer a;
+
+	memcpy(&a, &s->answer, sizeof(a));
+	*result = a.result;
+	return f->opcode != MLX5_OPCODE_RDMA_READ || !f->len || take_data(l, s, a.npieces, f->len, data);
+}
+
 enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data, uint8_t *rnr_timer)
 {
 	struct nic_qp *n = nic(qp);

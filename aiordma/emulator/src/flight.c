@@ -2,14 +2,19 @@
  * Several requests of a QP under way to another process at a time.
  *
  * Asking and waiting for the answer costs the time of a message to the other process and back, and on a busy machine both
- * sides' turns on a CPU. So on a reliable connection sends and writes of one slice each are sent on their way one behind
- * the other, as a NIC does, and completed in order when their answers are there. Their packet sequence numbers see to it
+ * sides' turns on a CPU. So on a reliable connection requests of one slice each are sent on their way one behind the other,
+ * as a NIC does, and completed in order when their answers are there. Their packet sequence numbers see to it
  * that after one that wasn't done nothing behind it is done either (responder.c). That one, with all behind it, then goes
  * back to the send queue, and is dealt with as if it had been sent alone. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "wire.h"
+
+static bool is_atomic(uint8_t opcode)
+{
+	return opcode == MLX5_OPCODE_ATOMIC_CS || opcode == MLX5_OPCODE_ATOMIC_FA;
+}
 
 static struct wire_flight *nth(struct nic_qp *n, uint32_t i)
 {
@@ -44,6 +49,8 @@ enum nic_step flight_launch(struct emu_qp *qp, const struct nic_wqe *w, struct w
 		.counter = w->counter,
 		.opcode = w->opcode,
 		.flags = w->flags,
+		.reads = w->opcode == MLX5_OPCODE_RDMA_READ || is_atomic(w->opcode),
+		.far = w->opcode == MLX5_OPCODE_RDMA_READ && req->len > WIRE_INLINE,
 	};
 	if (!wire_post(qp, l, req, data, &f->slot))
 		return STEP_LANDING;
@@ -51,10 +58,38 @@ enum nic_step flight_launch(struct emu_qp *qp, const struct nic_wqe *w, struct w
 		n->flight_tries = 0;
 		n->flight_deadline = deadline(qp);
 	}
+	n->flight_reads = (uint8_t)(n->flight_reads + f->reads);
+	n->flight_far = (uint8_t)(n->flight_far + f->far);
 	n->wire_link = l;
 	n->tx_psn = (n->tx_psn + req->packets) & 0xffffff;
 	n->tx_messages++;
 	return STEP_LAUNCHED;
+}
+
+static void uncount(struct nic_qp *n, const struct wire_flight *f)
+{
+	n->flight_reads = (uint8_t)(n->flight_reads - f->reads);
+	n->flight_far = (uint8_t)(n->flight_far - f->far);
+}
+
+/* The first, which was done: what it brought is where it's wanted. */
+static void finish_first(struct emu_qp *qp)
+{
+	struct nic_qp *n = nic(qp);
+	struct wire_flight f = *nth(n, 0);
+
+	wire_release(n->wire_link, f.slot);
+	n->flight_first++;
+	n->nflights--;
+	uncount(n, &f);
+	sq_complete_flight(qp, &f);
+}
+
+static bool first_is_done(struct emu_qp *qp)
+{
+	const struct wire_flight *f = nth(nic(qp), 0);
+
+	return wire_reply(nic(qp)->wire_link, f->slot) == REPLY_ACK && (!f->reads || requester_land(qp, f));
 }
 
 /* The last `count` go back to the send queue. Their slots are somebody else's concern. */
@@ -64,6 +99,8 @@ static void take_back(struct emu_qp *qp, uint32_t count)
 
 	if (!count)
 		return;
+	for (uint32_t i = 1; i <= count; i++)
+		uncount(n, nth(n, n->nflights - i));
 	n->nflights = (uint8_t)(n->nflights - count);
 	n->tx_messages -= count;
 	qp->sq_ci = nth(n, n->nflights)->ci;
@@ -114,19 +151,14 @@ void flights_land(struct emu_qp *qp)
 	bool any = false;
 
 	while (n->nflights && nth(n, 0)->answered) {
-		struct wire_flight f = *nth(n, 0);
-
-		if (wire_reply(n->wire_link, f.slot) != REPLY_ACK) {
+		if (!first_is_done(qp)) {
 			for (uint32_t i = n->nflights - 1; i; i--)
 				wire_abandon(n->wire_link, nth(n, i)->slot);
 			go_on_alone(qp, WIRE_ANSWERED);
 			return;
 		}
-		wire_release(n->wire_link, f.slot);
-		n->flight_first++;
-		n->nflights--;
+		finish_first(qp);
 		any = true;
-		sq_complete_flight(qp, &f);
 	}
 	if (any) {
 		n->flight_tries = 0;
@@ -157,14 +189,8 @@ void flights_cancel(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
 
-	while (n->nflights && nth(n, 0)->answered && wire_reply(n->wire_link, nth(n, 0)->slot) == REPLY_ACK) {
-		struct wire_flight f = *nth(n, 0);
-
-		wire_release(n->wire_link, f.slot);
-		n->flight_first++;
-		n->nflights--;
-		sq_complete_flight(qp, &f);
-	}
+	while (n->nflights && nth(n, 0)->answered && first_is_done(qp))
+		finish_first(qp);
 	for (uint32_t i = n->nflights; i--;)
 		wire_abandon(n->wire_link, nth(n, i)->slot);
 	take_back(qp, n->nflights);

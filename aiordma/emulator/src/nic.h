@@ -163,6 +163,8 @@ struct nic_wqe {
 /* Copies the WQE at the head of the SQ out of the ring and takes it apart: 0, or the syndrome it fails with. In any
  * case counter, opcode, flags and nbb are set. */
 uint8_t wqe_decode(struct emu_qp *, struct nic_wqe *);
+/* One that the queue has gone past already, and that isn't completed: the ring still has it. */
+uint8_t wqe_decode_at(struct emu_qp *, uint16_t ci, struct nic_wqe *);
 
 /* ---------------------------------------------------------------- receive queues (rq.c, srq.c) */
 
@@ -244,6 +246,8 @@ struct nic_qp {
 	/* flight.c */
 	struct wire_flight *flights;
 	uint8_t flight_tries; /* timeouts since something was answered */
+	uint8_t flight_reads; /* READs and atomics among them */
+	uint8_t flight_far;   /* READs whose bytes are still in the other side's memory when it has answered */
 	uint32_t flight_first;
 	uint64_t flight_deadline;
 	struct inject_qp *inject; /* inject_wqe.c */
@@ -298,10 +302,12 @@ bool requester_may_launch(const struct emu_qp *, const struct nic_wqe *);
 struct wire_flight {
 	uint16_t slot, ci, nbb, counter;
 	uint8_t opcode, flags;
-	bool answered;
+	bool answered, reads, far;
 	uint32_t psn, len;
 };
 void sq_complete_flight(struct emu_qp *, const struct wire_flight *);
+/* What it brought back, if it brings anything, to where it's wanted. False: not possible. */
+bool requester_land(struct emu_qp *, const struct wire_flight *);
 
 /* What is left of the QP's work after a turn of it. */
 enum nic_left { LEFT_NOTHING, LEFT_WORK, LEFT_WAITING };

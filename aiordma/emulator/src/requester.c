@@ -8,6 +8,9 @@
 #include "nic.h"
 #include "wire.h"
 
+/* fm_ce_se: strong, initiator-small and the others of mlx5dv.h, MLX5_WQE_CTRL_FENCE and so on */
+#define FENCES 0xe0
+
 static struct nic_sgl local, remote; /* only for the length of one call */
 
 static bool reliable(const struct emu_qp *qp)
@@ -302,9 +305,25 @@ static bool is_atomic(uint8_t opcode)
 	return opcode == MLX5_OPCODE_ATOMIC_CS || opcode == MLX5_OPCODE_ATOMIC_FA;
 }
 
+/* A READ or atomic waits if as many are on their way as may be (max_rd_atomic, man ibv_modify_qp), and one with a fence if
+ * there are any (man ibv_post_send). Without a fence a write may overtake a READ, by the book (IBTA 10.8.3.3); what hardware
+ * answers it has read by then, so programs may not know. Here, bytes that the answer only points at are read later. */
+static bool waits_for_reads(const struct emu_qp *qp, const struct nic_wqe *w)
+{
+	const struct nic_qp *n = nic(qp);
+
+	if (likely(!n->flight_reads))
+		return false;
+	if (w->flags & FENCES)
+		return true;
+	if (w->opcode == MLX5_OPCODE_RDMA_READ)
+		return n->flight_reads >= qp->rd_atomic;
+	return n->flight_far || (is_atomic(w->opcode) && n->flight_reads >= qp->rd_atomic);
+}
+
 bool requester_may_launch(const struct emu_qp *qp, const struct nic_wqe *w)
 {
-	if (qp->type != IBV_QPT_RC || qp->state != IBV_QPS_RTS || w->len > NIC_SLICE || inject_any())
+	if (qp->type != IBV_QPT_RC || qp->state != IBV_QPS_RTS || w->len > WIRE_SLICE || waits_for_reads(qp, w) || inject_any())
 		return false;
 	switch (w->opcode) {
 	case MLX5_OPCODE_SEND:
@@ -312,18 +331,42 @@ bool requester_may_launch(const struct emu_qp *qp, const struct nic_wqe *w)
 	case MLX5_OPCODE_SEND_INVAL:
 	case MLX5_OPCODE_RDMA_WRITE:
 	case MLX5_OPCODE_RDMA_WRITE_IMM:
+	case MLX5_OPCODE_RDMA_READ:
+	case MLX5_OPCODE_ATOMIC_CS:
+	case MLX5_OPCODE_ATOMIC_FA:
 		return true;
 	default:
 		return false;
 	}
 }
 
+bool requester_land(struct emu_qp *qp, const struct wire_flight *f)
+{
+	static struct nic_wqe w;
+	uint64_t value = 0;
+
+	if (wqe_decode_at(qp, f->ci, &w) || w.opcode != f->opcode || !wire_data(nic(qp)->wire_link, f, &remote, &value))
+		return false;
+	if (!f->len)
+		return true;
+	if (is_atomic(f->opcode)) {
+		sgl_reset(&remote);
+		if (!sgl_add(&remote, (uint8_t *)&value, 8))
+			return false;
+	}
+	return gather(qp, &w, 0, f->len, IBV_ACCESS_LOCAL_WRITE) && nic_copy(&local, &remote, f->len) == COPY_DONE;
+}
+
 /* On a link, behind others. STEP_LANDING: only alone. */
 SELDOM_CALLED static enum nic_step launch(struct emu_qp *qp, struct nic_wqe *w, struct wire_link *link, struct nic_req *req)
 {
+	bool reads = w->opcode == MLX5_OPCODE_RDMA_READ || is_atomic(w->opcode);
+
 	if (!requester_may_launch(qp, w) || !req->first || !req->last || qp->stall != STALL_NONE || !flight_room(qp) ||
-	    !gather(qp, w, 0, req->len, 0))
+	    !gather(qp, w, 0, req->len, reads ? IBV_ACCESS_LOCAL_WRITE : 0))
 		return STEP_LANDING;
+	req->swap_add = w->swap_add;
+	req->compare = w->compare;
 	return flight_launch(qp, w, link, req, &local);
 }
 

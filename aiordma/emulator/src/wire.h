@@ -161,6 +161,8 @@ void wire_lose(struct wire_link *); /* it goes: who waits for it waits in vain *
 /* A request into a slot, and on its way; false: there is no slot free, or its payload is not there. */
 bool wire_post(struct emu_qp *, struct wire_link *, struct nic_req *, struct nic_sgl *data, uint16_t *slot);
 enum nic_reply wire_reply(const struct wire_link *, uint32_t slot);
+/* What the answer to a READ or an atomic says. */
+bool wire_data(struct wire_link *, const struct wire_flight *, struct nic_sgl *data, uint64_t *result);
 void wire_release(struct wire_link *, uint32_t slot);
 bool wire_take_back(struct wire_link *, uint32_t slot); /* false: the other side has begun */
 void wire_abandon(struct wire_link *, uint32_t slot);	 /* whatever is done of it was done when this returns */

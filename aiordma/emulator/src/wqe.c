@@ -175,6 +175,17 @@ static bool decode_body(const struct emu_qp *qp, struct nic_wqe *w)
 	}
 }
 
+uint8_t wqe_decode_at(struct emu_qp *qp, uint16_t ci, struct nic_wqe *w)
+{
+	uint16_t now = qp->sq_ci;
+	uint8_t syndrome;
+
+	qp->sq_ci = ci;
+	syndrome = wqe_decode(qp, w);
+	qp->sq_ci = now;
+	return syndrome;
+}
+
 uint8_t wqe_decode(struct emu_qp *qp, struct nic_wqe *w)
 {
 	const struct mlx5_wqe_ctrl_seg *c = (const struct mlx5_wqe_ctrl_seg *)w->raw;
