@@ -328,7 +328,7 @@ void cm_id_path(struct cm_id *id)
 	/* "local ACK timeout = 2 * PacketLifeTime + local CA's ACK delay" (IBTA 12.7.34), as exponents of two */
 	id->packet_life_time = id->timeout_set && id->timeout ? (uint8_t)(id->timeout - 1) : ROCE_LIFETIME;
 	id->traffic_class = id->tos;
-	id->sl = id->tos >> 5; /* rt_tos2priority(), then the priority map that has each priority as itself */
+	id->sl = 0; /* iboe_tos_to_sl(): of an interface with no traffic classes */
 	id->hop_limit = HOP_LIMIT;
 }
 
