@@ -253,10 +253,19 @@ def test_a_second_port_without_gid_is_a_warning(machine_: Machine) -> None:
     ],
 )
 def test_links(machine_: Machine, flags: int, operstate: str, status: Status, reason: str) -> None:
-    machine_.device()
+    state: Any = "active" if status is Status.OK else "down"
+    machine_.device(EmulatedPort(state=state, gids=(Gid("10.0.0.1", "v2", "eth0"),)))
     machine_.interface("eth0", flags=flags, operstate=operstate)
     finding = the_one(network.check_link(machine_.system(), machine_.facts()))
     assert (finding.status, finding.reason) == (status, reason)
+
+
+def test_a_link_that_is_down_beside_one_that_works_is_a_warning(machine_: Machine) -> None:
+    machine_.device(
+        EmulatedPort(gids=(Gid("10.0.0.1", "v2", "eth0"),)), EmulatedPort(gids=(Gid("10.0.0.2", "v2", "eth1"),))
+    )
+    machine_.interface("eth1", flags=0x1002, operstate="down")
+    assert [f.status for f in network.check_link(machine_.system(), machine_.facts())] == [Status.OK, Status.WARNING]
 
 
 def test_an_interface_in_another_network_namespace(machine_: Machine) -> None:
@@ -298,6 +307,9 @@ def chain(policy: str = "accept", hook: str = "input") -> dict[str, Any]:
         ([chain(), rule({"reject": None})], 1),
         ([chain(), rule(dport(22), {"drop": None})], 0),
         ([chain(), rule({"counter": {}})], 0),
+        ([{"set": {"name": "roce", "elem": [4791]}}, chain("drop"), rule(dport("@roce"), {"accept": None})], 0),
+        ([{"set": {"name": "roce", "elem": [80]}}, chain("drop"), rule(dport("@roce"), {"accept": None})], 1),
+        ([chain(), rule(dport({"set": [{"elem": {"val": 4791, "comment": "x"}}]}), {"drop": None})], 1),
     ],
 )
 def test_nft(ruleset: list[dict[str, Any]], objections: int) -> None:
@@ -506,16 +518,47 @@ def opened(*steps: dict[str, Any], ended: str = "") -> dict[str, ProbeResult]:
 @pytest.mark.parametrize(
     ("steps", "ended", "reason"),
     [
-        ([{"step": "opening"}], "it didn't end within 5 s", "no-answer"),
+        ([{"step": "opening"}], "it said nothing for 5 s", "no-answer"),
         ([{"step": "opening"}], "it was ended by SIGSEGV", "crash"),
         ([{"step": "opening"}, {"step": "opened", "error": "no", "errno": 13}], "", "EACCES"),
         ([{"step": "opening"}, {"step": "opened", "error": "no", "errno": None}], "", "failed"),
-        ([{"step": "opened", "error": None}, {"step": "queried", "error": "no", "errno": 5}], "", "EIO"),
+        (
+            [{"step": "opening"}, {"step": "opened", "error": None}, {"step": "queried", "error": "no", "errno": 5}],
+            "",
+            "EIO",
+        ),
     ],
 )
 def test_devices_that_do_not_open(machine_: Machine, steps: list[dict[str, Any]], ended: str, reason: str) -> None:
     finding = the_one(devices.check_open(machine_.system(), machine_.facts(opened=opened(*steps, ended=ended))))
     assert (finding.status, finding.reason) == (Status.ERROR, reason)
+
+
+def test_a_probe_that_did_not_start_says_nothing_of_the_device(machine_: Machine) -> None:
+    finding = the_one(
+        devices.check_open(machine_.system(), machine_.facts(opened=opened(ended="it said nothing for 5 s")))
+    )
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "probe-failed")
+
+
+@pytest.mark.parametrize(
+    ("written", "ended", "status", "reason", "cure"),
+    [
+        ({"error": None}, "", Status.OK, "", ""),
+        ({"error": "no", "errno": None, "kind": "RetryExceededError"}, "", Status.ERROR, "RetryExceededError", "4791"),
+        ({"error": "no", "errno": 12, "kind": "VerbsError"}, "", Status.ERROR, "ENOMEM", "memlock"),
+        (None, "it said nothing for 5 s", Status.ERROR, "no-answer", "dmesg"),
+    ],
+)
+def test_loopback(
+    machine_: Machine, written: dict[str, Any] | None, ended: str, status: Status, reason: str, cure: str
+) -> None:
+    steps: list[dict[str, Any]] = [{"step": "loopback", "port": 1}]
+    if written is not None:
+        steps.append({"step": "written", "port": 1, **written})
+    finding = the_one(devices.check_loopback(machine_.system(), machine_.facts(opened=opened(*steps, ended=ended))))
+    assert (finding.status, finding.reason, finding.subject) == (status, reason, "mlx5_0 port 1")
+    assert any(cure in text for text in finding.cure) or not cure
 
 
 @pytest.mark.parametrize(
@@ -552,7 +595,7 @@ def test_what_probes_print() -> None:
     assert good.step("a", x=2) == {"step": "a", "x": 2}
     assert good.step("a", x=3) is None
     assert parse(Output(-11, "", ""), 5).ended == "it was ended by SIGSEGV"
-    assert parse(Output(None, "", ""), 5).ended == "it didn't end within 5 s"
+    assert parse(Output(None, "", ""), 5).ended == "it said nothing for 5 s"
     assert parse(Output(3, "", ""), 5).ended == "it ended with exit status 3"
 
 
@@ -563,6 +606,26 @@ def test_a_program_that_hangs_is_given_up() -> None:
     assert output.status is None
     assert output.stdout == "begun\n"
     assert time.monotonic() - start < 30
+
+
+def test_a_program_has_time_while_it_says_something() -> None:
+    output = run(["/bin/sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.5; done; echo end >&2; exit 3"], 2.0)
+    assert output == Output(3, "1\n2\n3\n4\n5\n6\n", "end\n")
+
+
+def test_a_program_that_talks_without_end_is_stopped() -> None:
+    output = run(["/bin/sh", "-c", "while echo talk; do sleep 0.1; done"], 0.5)
+    assert output.status is None
+    assert output.stdout.startswith("talk\n")
+
+
+def test_a_program_that_closes_its_output_and_goes_on_is_given_up() -> None:
+    assert run(["/bin/sh", "-c", "exec >&- 2>&-; sleep 1000"], 0.5).status is None
+
+
+def test_a_program_that_is_not_there_is_no_hang() -> None:
+    with pytest.raises(FileNotFoundError):
+        run(["aiordma-test-no-such-program"], 5.0)
 
 
 def test_text_is_not_cut(machine_: Machine) -> None:

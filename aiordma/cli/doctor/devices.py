@@ -226,7 +226,16 @@ def check_open(system: System, facts: Facts) -> Iterator[Finding]:
     for name, result in facts.opened.items():
         opened = result.step("opened")
         queried = result.step("queried")
-        if opened is None or (result.ended and result.step("mlx5") is None):
+        if result.step("opening") is None:
+            yield Finding(
+                "open",
+                Status.UNKNOWN,
+                f"{name}: the program that was to open it didn't come so far: {result.ended or 'no reason given'}",
+                reason="probe-failed",
+                subject=name,
+                detail=result.stderr.strip()[-1000:],
+            )
+        elif opened is None or (result.ended and result.step("mlx5") is None):
             yield _stuck("open", name, result)
         elif opened["error"] is not None:
             yield Finding(
@@ -262,7 +271,7 @@ def _open_cures(code: int | None) -> tuple[str, ...]:
 
 def _stuck(check: str, name: str, result: ProbeResult) -> Finding:
     """A probe that didn't come to its end."""
-    hung = "within" in result.ended
+    hung = "said nothing" in result.ended
     return Finding(
         check,
         Status.ERROR,
@@ -372,28 +381,32 @@ def check_gid(system: System, facts: Facts) -> Iterator[Finding]:
 
 def check_loopback(system: System, facts: Facts) -> Iterator[Finding]:
     """A write from a QP of the port to another QP of it arrives."""
-    for (name, port), result in facts.loopback.items():
-        where = f"{name} port {port}"
-        written = result.step("written")
-        if written is None:
-            yield _stuck("loopback", where, result)
-        elif written["error"] is None:
-            yield Finding("loopback", Status.OK, f"{where}: an RDMA write to itself arrives", subject=where)
-        else:
-            code = written.get("errno")
-            cures = ["see port, gid and link"]
-            if code == errno.ENOMEM:
-                cures = ["see memlock"]
-            elif written.get("kind") == "RetryExceededError":
-                cures.append("look at the firewall for UDP port 4791; Soft-RoCE passes through it")
-            yield Finding(
-                "loopback",
-                Status.ERROR,
-                f"{where}: an RDMA write to itself failed: {written['error']}",
-                reason=errno.errorcode.get(code or 0, str(written.get("kind", "failed"))),
-                subject=where,
-                cure=tuple(cures),
-            )
+    for name, result in facts.opened.items():
+        for begun in result.all("loopback"):
+            yield _loopback(name, begun["port"], result)
+
+
+def _loopback(name: str, port: int, result: ProbeResult) -> Finding:
+    where = f"{name} port {port}"
+    written = result.step("written", port=port)
+    if written is None:
+        return _stuck("loopback", where, result)
+    if written["error"] is None:
+        return Finding("loopback", Status.OK, f"{where}: an RDMA write to itself arrives", subject=where)
+    code = written.get("errno")
+    cures = ["see port, gid and link"]
+    if code == errno.ENOMEM:
+        cures = ["see memlock"]
+    elif written.get("kind") == "RetryExceededError":
+        cures.append("look at the firewall for UDP port 4791; Soft-RoCE passes through it")
+    return Finding(
+        "loopback",
+        Status.ERROR,
+        f"{where}: an RDMA write to itself failed: {written['error']}",
+        reason=errno.errorcode.get(code or 0, str(written.get("kind", "failed"))),
+        subject=where,
+        cure=tuple(cures),
+    )
 
 
 def check_mlx5(system: System, facts: Facts) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aiordma.cli.doctor.facts import Facts
@@ -22,14 +22,16 @@ def check_link(system: System, facts: Facts) -> Iterator[Finding]:
     """The network interface of each RoCE port is there, and up."""
     if system.emulated:
         return
+    # As long as another port works it's a warning.
+    bad = Status.WARNING if any(port.state == "active" for _, port in facts.ports()) else Status.ERROR
     for device, port in facts.ports():
         if not port.is_ethernet:
             continue
         for interface in port.netdevs:
-            yield _interface(system, f"{device.name} port {port.number}", interface)
+            yield _interface(system, f"{device.name} port {port.number}", interface, bad)
 
 
-def _interface(system: System, where: str, interface: str) -> Finding:
+def _interface(system: System, where: str, interface: str, bad: Status) -> Finding:
     folder = f"/sys/class/net/{interface}"
     if not system.exists(folder):
         cure = ["run in the network namespace that has it"]
@@ -49,7 +51,7 @@ def _interface(system: System, where: str, interface: str) -> Finding:
     if not flags & _IFF_UP:
         return Finding(
             "link",
-            Status.ERROR,
+            bad,
             f"{where}: its interface {interface} is set down",
             reason="down",
             subject=interface,
@@ -59,7 +61,7 @@ def _interface(system: System, where: str, interface: str) -> Finding:
     if state not in ("up", "unknown"):
         return Finding(
             "link",
-            Status.ERROR,
+            bad,
             f"{where}: its interface {interface} has no link ({state or 'no state'})",
             reason="no-link",
             subject=interface,
@@ -162,10 +164,11 @@ def nft_objections(ruleset: Sequence[dict[str, Any]]) -> list[str]:
     """
     chains = [item["chain"] for item in ruleset if "chain" in item]
     rules = [item["rule"] for item in ruleset if "rule" in item]
-    accepted = any(_verdict(rule) == "accept" and _names_port(rule.get("expr")) for rule in rules)
+    sets = {f"@{item['set']['name']}": item["set"].get("elem", []) for item in ruleset if "set" in item}
+    accepted = any(_verdict(rule) == "accept" and _names_port(rule.get("expr"), sets) for rule in rules)
     objections = []
     for rule in rules:
-        if _verdict(rule) in ("drop", "reject") and _names_port(rule.get("expr")):
+        if _verdict(rule) in ("drop", "reject") and _names_port(rule.get("expr"), sets):
             objections.append(f"nft: a rule in {_place(rule)} drops UDP port {ROCE_V2_PORT}")
     for chain in chains:
         if chain.get("hook") not in ("input", "prerouting", "ingress") or accepted:
@@ -193,19 +196,17 @@ def _verdict(rule: dict[str, Any]) -> str:
     return ""
 
 
-def _names_port(expressions: Any) -> bool:
+def _names_port(expressions: Any, sets: Mapping[str, Any]) -> bool:
     """Whether a match of these is on UDP's destination port, and on 4791 among others."""
     for expression in expressions or ():
         match = expression.get("match") if isinstance(expression, dict) else None
         if not match or match.get("op") not in ("==", "in"):
             continue
         payload = match.get("left", {}).get("payload", {}) if isinstance(match.get("left"), dict) else {}
-        if (
-            payload.get("protocol") in ("udp", "th")
-            and payload.get("field") == "dport"
-            and _has_port(match.get("right"))
-        ):
-            return True
+        if payload.get("protocol") in ("udp", "th") and payload.get("field") == "dport":
+            right = match.get("right")
+            if _has_port({"set": sets[right]} if isinstance(right, str) and right in sets else right):
+                return True
     return False
 
 
@@ -214,7 +215,9 @@ def _has_port(right: Any) -> bool:
         if "range" in right:
             low, high = right["range"]
             return isinstance(low, int) and isinstance(high, int) and low <= ROCE_V2_PORT <= high
-        return any(_has_port(item) for item in right.get("set", ()))
+        # An element of a set with a timeout, a comment or a counter is wrapped.
+        inner = right["elem"].get("val") if isinstance(right.get("elem"), dict) else None
+        return any(_has_port(item) for item in ((inner,) if inner is not None else right.get("set", ())))
     return bool(right == ROCE_V2_PORT)
 
 

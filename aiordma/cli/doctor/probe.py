@@ -4,8 +4,9 @@ A library may end its process, and a device may never answer: neither may happen
 JSON with its name in "step"; the last line before an early end says how far it came.
 
     python -m aiordma.cli.doctor.probe libraries
-    python -m aiordma.cli.doctor.probe device mlx5_0
-    python -m aiordma.cli.doctor.probe loopback mlx5_0 1
+    python -m aiordma.cli.doctor.probe device mlx5_0 1 2
+
+The numbers are ports that are to write to themselves.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def _loaded_from(name: str) -> str | None:
 
 
 def _libraries() -> None:
+    _say("started")
     for name in LIBRARIES:
         try:
             ctypes.CDLL(name)
@@ -114,9 +116,12 @@ def _failure(e: BaseException) -> dict[str, Any]:
     return {"error": str(e), "errno": code if isinstance(code, int) else None, "kind": type(e).__name__}
 
 
-def _device(name: str) -> None:
+def _device(name: str, ports: list[int]) -> None:
+    from aiordma import mlx5  # noqa: F401  # whatever takes time to import is imported before the clock starts
     from aiordma.device import _open_context
 
+    importlib.import_module("pyverbs.providers.mlx5.mlx5dv")
+    _say("started")
     _say("opening")
     try:
         context = _open_context(name)
@@ -142,6 +147,8 @@ def _device(name: str) -> None:
     finally:
         context.close()
     asyncio.run(_features(name))
+    for port in ports:
+        asyncio.run(_write_to_itself(name, port))
 
 
 async def _features(name: str) -> None:
@@ -177,15 +184,11 @@ async def _features(name: str) -> None:
         _say("mlx5", supported=True, **_failure(e))
 
 
-def _loopback(name: str, port: int) -> None:
-    asyncio.run(_write_to_itself(name, port))
-
-
 async def _write_to_itself(name: str, port: int) -> None:
     import aiordma
 
     sink = bytearray(64)
-    _say("opening")
+    _say("loopback", port=port)
     try:
         async with (
             asyncio.timeout(_LOOPBACK_SECONDS),
@@ -194,16 +197,21 @@ async def _write_to_itself(name: str, port: int) -> None:
             device.create_qp() as here,
             device.create_qp() as there,
         ):
-            _say("connecting", gid=str(device.gid))
             await here.connect(there.info)
             await there.connect(here.info)
-            _say("writing")
             await here.rdma_write(b"aiordma!" * 8, memory.remote())
-            _say("written", error=None if sink == b"aiordma!" * 8 else "the data that arrived isn't what was written")
+            right = sink == b"aiordma!" * 8
+            _say("written", port=port, error=None if right else "the data that arrived isn't what was written")
     except TimeoutError:
-        _say("written", error=f"it took longer than {_LOOPBACK_SECONDS} s", errno=errno.ETIMEDOUT, kind="TimeoutError")
+        _say(
+            "written",
+            port=port,
+            error=f"it took longer than {_LOOPBACK_SECONDS} s",
+            errno=errno.ETIMEDOUT,
+            kind="TimeoutError",
+        )
     except Exception as e:
-        _say("written", **_failure(e))
+        _say("written", port=port, **_failure(e))
 
 
 def main(arguments: list[str]) -> None:
@@ -211,12 +219,10 @@ def main(arguments: list[str]) -> None:
     match arguments:
         case ["libraries"]:
             _libraries()
-        case ["device", name]:
-            _device(name)
-        case ["loopback", name, port]:
-            _loopback(name, int(port))
+        case ["device", name, *ports]:
+            _device(name, [int(port) for port in ports])
         case _:
-            sys.exit("usage: probe libraries | device NAME | loopback NAME PORT")
+            sys.exit("usage: probe libraries | device NAME [PORT...]")
 
 
 if __name__ == "__main__":

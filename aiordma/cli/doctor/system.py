@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ __all__ = ["Output", "System", "Unreadable", "run"]
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _WHOLE = "4294967295"
 _REAPING_SECONDS = 2.0
+_LONGEST = 10  # times the timeout
 
 
 class Unreadable(Exception):
@@ -35,10 +38,10 @@ class Output:
     stderr: str
 
 
-def run(command: Sequence[str], timeout: float, env: Mapping[str, str] | None = None) -> Output:
-    """Runs a program for at most ``timeout`` seconds; one that is stuck in the kernel is left behind.
+def run(command: Sequence[str], timeout: float, env: Mapping[str, str] | None = None, *, start: float = 0.0) -> Output:
+    """Runs a program until it says nothing for ``timeout`` seconds, or ``start`` seconds longer at its beginning.
 
-    Raises FileNotFoundError where there is no such program.
+    One that is stuck in the kernel is left behind. Raises FileNotFoundError where there is no such program.
     """
     child = subprocess.Popen(
         command,
@@ -48,28 +51,49 @@ def run(command: Sequence[str], timeout: float, env: Mapping[str, str] | None = 
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    output = {child.stdout: bytearray(), child.stderr: bytearray()}
+    in_time = False
     try:
-        out, err = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as e:
-        _kill(child)
-        # A process in the kernel's uninterruptible sleep doesn't die of it, and keeps its ends of the pipes.
-        try:
-            out, err = child.communicate(timeout=_REAPING_SECONDS)
-        except subprocess.TimeoutExpired as again:
-            out, err = again.stdout or e.stdout or b"", again.stderr or e.stderr or b""
-            for pipe in (child.stdout, child.stderr):
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
-            # Otherwise Popen's finalizer complains of a child that still runs.
-            child.returncode = -9
-        return Output(None, out.decode(errors="replace"), err.decode(errors="replace"))
-    except BaseException:
-        _kill(child)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_REAPING_SECONDS)
-        raise
-    return Output(child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+        with selectors.DefaultSelector() as selector:
+            for pipe in output:
+                selector.register(pipe, selectors.EVENT_READ)
+            now = time.monotonic()
+            # A program that talks without end is stopped too.
+            deadline, last = now + timeout + start, now + start + _LONGEST * timeout
+            while selector.get_map():
+                ready = selector.select(max(0.0, min(deadline, last) - time.monotonic()))
+                if not ready:
+                    break
+                for key, _ in ready:
+                    data = os.read(key.fd, 1 << 16)
+                    if data:
+                        output[key.fileobj] += data  # type: ignore[index]
+                        deadline = time.monotonic() + timeout
+                    else:
+                        selector.unregister(key.fileobj)
+            else:
+                in_time = _wait(child, timeout)
+    finally:
+        if not in_time:
+            _kill(child)
+            # A process in the kernel's uninterruptible sleep doesn't die of it.
+            if not _wait(child, _REAPING_SECONDS):
+                # Otherwise Popen's finalizer complains of a child that still runs.
+                child.returncode = -signal.SIGKILL
+        for pipe in output:
+            pipe.close()
+    out, err = (bytes(data).decode(errors="replace") for data in output.values())
+    return Output(child.returncode if in_time else None, out, err)
+
+
+def _wait(child: subprocess.Popen[bytes], timeout: float) -> bool:
+    try:
+        child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
