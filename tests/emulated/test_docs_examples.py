@@ -11,7 +11,7 @@ from emulated.core import complaints
 
 ROOT = Path(__file__).parents[2]
 MLX5 = ("docs/umr.md", "docs/memcpy.md", "docs/raw-wqe.md", "docs/dc.md")
-PAGES = ("README.md", "docs/quickstart.md", "docs/devx.md", "docs/emulated-nic.md", "docs/faults.md", *MLX5)
+PAGES = ("README.md", "docs/quickstart.md", "docs/service.md", "docs/devx.md", "docs/emulated-nic.md", "docs/faults.md", *MLX5)
 
 #: What must be among the output of a page's programs, in order.
 OUTPUT = {
@@ -22,6 +22,7 @@ OUTPUT = {
         "server found b'good morning'",
         "nothing came in time, and <Completion RECV",
     ],
+    "docs/service.md": ["server heard b'good morning'\nclient heard b'and good night'"],
     "docs/devx.md": ["RTS True"],
     "docs/emulated-nic.md": ["mlx5_0 (aiordma's emulated NIC)", "mlx5_0\nmlx5_1", ""],
     "docs/faults.md": ["1 of 4 requests lost, and sent again\nIBV_WC_RETRY_EXC_ERR"],
