@@ -48,8 +48,8 @@ class Two(SimpleNamespace):
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Two]:
-    # A twelfth of the kernel's patience: 33 ms, and once again.
-    config: dict[str, Any] = {"cm_response_timeout": 13, "cm_retries": 1}
+    # Three seconds of patience instead of the kernel's seventy-four: enough for a thread to get its CPU.
+    config: dict[str, Any] = {"cm_response_timeout": 17, "cm_retries": 2}
     with processes(tmp_path, **config) as (server, client):
         server(SETUP)
         client(SETUP)
@@ -134,7 +134,7 @@ def test_a_stopped_server_is_waited_for(two: Two) -> None:
     two.client(f"state['id'] = cm.ready({two.port}); cm.connect(state['id'])")
     assert two.client("event()") == [UNREACHABLE, -ETIMEDOUT]
     two.server.go_on()
-    # It finds the request that waited, and the refusal that followed none.
+    # It finds the request that waited, once, and learns that nobody waits for the answer when it gives one.
     assert two.server("event()") == [CONNECT_REQUEST, 0]
 
 
@@ -150,7 +150,7 @@ def test_a_stopped_peer_doesn_t_answer_a_disconnect(two: Two) -> None:
 def test_a_slow_application_is_waited_for(two: Two) -> None:
     """Its connection manager says that it needs time, where a stopped one's can't."""
     two.to("fetched")
-    time.sleep(0.5)
+    time.sleep(4)
     assert not two.client("cm.readable()")
     two.server("cm.accept(state[4])")
     assert two.client("event()") == [CONNECT_RESPONSE, 0]
