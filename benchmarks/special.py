@@ -14,6 +14,8 @@ from workers import ContenderFailed, Worker
 
 Keys = dict[str, float]
 
+#: Seconds. Ten million operations take some, on a busy machine.
+LONGEST = 180.0
 IMPORTS = {
     "nothing": "pass",
     "pyverbs": "import pyverbs.device, pyverbs.pd, pyverbs.mr, pyverbs.cq, pyverbs.qp, pyverbs.addr, pyverbs.wr",
@@ -42,7 +44,7 @@ def _ask(bench: Bench, command: tuple[str, ...], number: int) -> dict[str, Any]:
     worker = Worker(command, bench.environment)
     try:
         worker.wait_ready()
-        return worker.ask("run", number)
+        return worker.ask("run", number, LONGEST)
     finally:
         worker.close()
 

@@ -75,13 +75,13 @@ class Worker:
         if (line := self._line(START)) != "ready":
             raise self._failed(f"not ready: {line!r}")
 
-    def ask(self, word: str, number: int) -> dict[str, Any]:
+    def ask(self, word: str, number: int, timeout: float = ANSWER) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{word} {number}\n".encode())
         except BrokenPipeError as e:
             raise self._failed(f"it ended, with status {self._process.wait(END)}") from e
-        line = self._line(ANSWER)
+        line = self._line(timeout)
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError as e:
