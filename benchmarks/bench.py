@@ -49,12 +49,13 @@ def measure(bench: Bench, settings: Settings, only: list[str]) -> dict[str, Any]
         return not only or any(text in name for text in only)
 
     about = machine.machine()
+    about["busy_at_start"] = machine.busy()
     out.print(
-        f"{bench.device} ({bench.nature}); {about['cpu']}, {about['cpus']} CPUs, load {about['load_at_start']} at the start"
+        f"{bench.device} ({bench.nature}); {about['cpu']}, {about['cpus']} CPUs, {about['busy_at_start']:.0%} in use"
     )
-    if about["load_at_start"] > about["cpus"] / 4:
+    if about["busy_at_start"] > machine.QUIET:
         # The loop that polls and the emulated device's thread want a CPU each.
-        out.print("The machine is busy: ratios say more than times, and their spread says how much.")
+        out.print("The machine is busy: what is measured says that the programs run, and hardly more.")
     keys: dict[str, float] = {}
     workloads: dict[str, Any] = {}
     quantiles: dict[str, list[float]] = {}
@@ -97,6 +98,7 @@ def measure(bench: Bench, settings: Settings, only: list[str]) -> dict[str, Any]
         out.print(f"{key} = {value:,.2f}", highlight=False)
     for name, why in failed.items():
         out.print(f"failed: {name}: {why}", style="red", markup=False)
+    about["busy_at_end"] = machine.busy()
     return {
         "schema": SCHEMA,
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from goals import goals
-from machine import rdma_core
+from machine import rdma_core, was_busy
 from plots import plots
 from tables import rows
 
@@ -28,6 +28,10 @@ COUNTED = {
     "parked, asyncio": "the same, asyncio",
     "parked, trio": "the same, trio",
 }
+BUSY = """:::{warning}
+Other programs used this machine during the run. A program that polls gets no CPU when it needs one then, and the times and
+ratios below say that everything runs, and hardly more. They are to be replaced by those of a run on an idle machine.
+:::"""
 TEMPLATE = Path(__file__).parent / "performance.md.in"
 ALTS = {
     "latency": "Distribution of the time of a single write, by contender",
@@ -51,16 +55,24 @@ def _machine(found: dict[str, Any]) -> str:
         ["Python", about["python"]],
         *([name, version] for name, version in about["versions"].items()),
         ["load average at the start", f"{about['load_at_start']:.2f}"],
+        *(
+            [["CPUs in use before and after", f"{about['busy_at_start']:.0%}, {about['busy_at_end']:.0%}"]]
+            if "busy_at_end" in about
+            else []
+        ),
         ["measured", f"{found['when'][:10]}, in {found['seconds']:.0f} s"],
     ]
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in lines)])
 
 
 def _goals(found: dict[str, Any]) -> str:
+    busy = was_busy(found["machine"])
     lines = ["| | aim | measured | best rounds | |", "| --- | --- | ---: | ---: | --- |"]
     for goal in goals(found["results"]):
         text = goal.text + (f" ({goal.detail})" if goal.detail else "")
         verdict = goal.verdict if goal.verdict != "missed" else "**missed**"
+        if busy and goal.value is not None and goal.unit in ("", " ms"):
+            verdict = "busy machine"
         lines.append(f"| {text} | {goal.aim} | {goal.shown(goal.value)} | {goal.shown(goal.best)} | {verdict} |")
     return "\n".join(lines)
 
@@ -155,6 +167,7 @@ def write(found: dict[str, Any], docs: Path) -> list[Path]:
     page = docs / "performance.md"
     text = string.Template(TEMPLATE.read_text()).substitute(
         machine=_machine(found),
+        warning=BUSY if was_busy(found["machine"]) else "",
         goals=_goals(found),
         workloads="\n".join(_workloads(found)),
         left_out=_left_out(found),
