@@ -11,7 +11,8 @@ from emulated.core import complaints
 
 ROOT = Path(__file__).parents[2]
 MLX5 = ("docs/umr.md", "docs/memcpy.md", "docs/raw-wqe.md", "docs/dc.md")
-PAGES = ("README.md", "docs/quickstart.md", "docs/service.md", "docs/devx.md", "docs/emulated-nic.md", "docs/faults.md", *MLX5)
+OTHERS = ("docs/quickstart.md", "docs/service.md", "docs/devx.md", "docs/emulated-nic.md", "docs/faults.md")
+PAGES = ("README.md", *OTHERS, *MLX5)
 
 #: What must be among the output of a page's programs, in order.
 OUTPUT = {
