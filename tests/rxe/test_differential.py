@@ -16,9 +16,10 @@ from emulated.core import DEVICE, ON_EMULATED, PEER_DEVICE
 from rxe.differential.compare import differences
 from rxe.differential.program import program
 
-pytestmark = pytest.mark.skipif(
-    ON_EMULATED, reason="compares another device, that of AIORDMA_DEVICE, to the emulated NIC"
-)
+pytestmark = [
+    pytest.mark.any_device,
+    pytest.mark.skipif(ON_EMULATED, reason="compares another device, that of AIORDMA_DEVICE, to the emulated NIC"),
+]
 
 EXECUTE = Path(__file__).parent / "differential" / "execute.py"
 #: Seconds for a program, at most.

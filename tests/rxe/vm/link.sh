@@ -20,6 +20,11 @@ ends() {
     for end in 0 1; do
         ip -4 route replace "${own4[1 - end]}" dev "veth$end" src "${own4[end]}" table "$((10 + end))"
         ip -6 route replace "${own6[1 - end]}" dev "veth$end" src "${own6[end]}" table "$((10 + end))"
+        # No asking for each other's: an answer comes before the kernel's address resolution (ib_core) has put itself
+        # on the list of those that wait for one, and it then sleeps until its time is over.
+        read -r hardware <"/sys/class/net/veth$((1 - end))/address"
+        ip neighbour replace "${own4[1 - end]}" lladdr "$hardware" dev "veth$end" nud permanent
+        ip neighbour replace "${own6[1 - end]}" lladdr "$hardware" dev "veth$end" nud permanent
     done
 }
 
@@ -36,6 +41,9 @@ make)
         echo 2 >"$conf/arp_announce"
         ip -4 rule add pref "$((10 + end))" iif lo to "${own4[1 - end]}" lookup "$((10 + end))"
         ip -6 rule add pref "$((10 + end))" iif lo to "${own6[1 - end]}" lookup "$((10 + end))"
+        # rdma_cm takes a request only if the way back is through the device that it came by. It asks with the device, but
+        # without "iif lo", and a local IPv6 route would do for it whatever its device.
+        ip -6 rule add pref "$((20 + end))" oif "veth$end" to "${own6[1 - end]}" lookup "$((10 + end))"
     done
     for family in -4 -6; do
         ip "$family" rule add pref 100 lookup local
