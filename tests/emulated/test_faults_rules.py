@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import Pair, connected
+from emulated.core import Pair, connected, eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,7 +183,7 @@ async def test_it_lasts_without_with_until_reset() -> None:
         assert faults.active() == rules
         await losses(pair, 2, rules[0])
         held = pair.a.rdma_write(pair.local[:8], pair.remote)
-        await anyio.sleep(0.02)
+        await eventually(lambda: rules[1].hits)
         assert not held.done
         faults.reset()
         assert faults.active() == []
