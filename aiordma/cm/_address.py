@@ -50,6 +50,7 @@ def text(address: tuple[Any, ...]) -> str:
 
 
 def check_port(port: object, low: int) -> int:
+    """``port`` if it's a port number from ``low``; :class:`UsageError` if not."""
     port = whole(port)
     if not isinstance(port, int) or isinstance(port, bool) or not low <= port <= 65535:
         raise UsageError(f"port: a number from {low} to 65535, not {port!r}")

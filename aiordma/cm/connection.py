@@ -12,7 +12,6 @@ from aiordma._waitable import Signal
 from aiordma.cm._address import Address, Via, text
 from aiordma.cm._endpoint import End
 from aiordma.completion import Completion
-from aiordma.errors import DisconnectedError
 from aiordma.memory import RemoteBuffer
 from aiordma.qp import QueuePair
 
@@ -124,10 +123,6 @@ class Connection(Owned):
     async def wait_disconnected(self) -> None:
         """Until the peer disconnects, or this side has closed it."""
         await self._gone
-
-    def error(self) -> DisconnectedError:
-        """What to raise once the peer has disconnected."""
-        return DisconnectedError(f"{text(self.remote_address)} disconnected")
 
     def close(self) -> Pending[None]:
         """Ends it without waiting for the peer's answer: tells it, flushes and destroys the QP, and lets go of the rest.

@@ -66,6 +66,7 @@ class Request:
 
     @property
     def private_data(self) -> bytes:
+        """What the peer sent along: 56 bytes, zero bytes behind what it gave."""
         return self._end.private_data
 
     @property

@@ -132,7 +132,7 @@ async def test_without_a_device_the_one_of_the_address_is_opened_shared_and_clos
 
 @both
 async def test_the_receive_window_is_posted_before_the_peer_can_send(via: str) -> None:
-    """FIELD-FAULTS F36: with rnr_retry=0 the first message that finds no receive would break the connection."""
+    """With rnr_retry=0 the first message that finds no receive would break the connection."""
     async with world(via, config=QPConfig(rnr_retry=0)) as w, w.device.reg_mr(bytearray(256)) as memory:
 
         def window(qp: QueuePair) -> list[aiordma.Completion]:
@@ -176,7 +176,6 @@ async def test_a_shared_receive_queue_serves_all_connections(via: str) -> None:
 
 @both
 async def test_rdma_reads_in_flight_are_negotiated_in_each_direction(via: str) -> None:
-    """FIELD-FAULTS F39."""
     async with world(via) as w, w.device.reg_mr(bytearray(64)) as memory:
         a, b = await w.both(max_rd_atomic=3, accept_max_rd_atomic=9)
         async with a, b:
