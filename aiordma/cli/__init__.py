@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from aiordma.cli._perf_settings import DEFAULT_PORT, MAX_QPS, Kind, Loop, QpType, Settings
+
 __all__ = ["app", "main"]
 
 app = typer.Typer(
@@ -117,7 +119,7 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 for warnings too")] = False,
-    timeout: Annotated[float, typer.Option(min=1.0, help="seconds for each attempt that may hang")] = 20.0,
+    timeout: Annotated[float, typer.Option(min=1.0, help="seconds that something may take that may hang")] = 20.0,
 ) -> None:
     """Find what keeps RDMA from working here, and say what to do about it.
 
@@ -126,6 +128,89 @@ def doctor(
     from aiordma.cli.doctor import run as examine
 
     raise typer.Exit(examine(emulated=int(emulated), as_json=as_json, strict=strict, timeout=timeout))
+
+
+@app.command()
+def perf(
+    test: Annotated[Kind, typer.Argument(help="what to measure")],
+    host: Annotated[
+        str | None, typer.Argument(help="the server's name or address; without it this is the server")
+    ] = None,
+    port: Annotated[int, typer.Option("-p", "--port", min=0, max=65535, help="TCP port, or rdma_cm's")] = DEFAULT_PORT,
+    device: Annotated[str | None, typer.Option("-d", "--ib-dev", help="the device")] = None,
+    emulated: Annotated[bool, typer.Option("--emulated", help="use the emulated NIC")] = False,
+    ib_port: Annotated[int | None, typer.Option("-i", "--ib-port", min=1, max=255, help="the device's port")] = None,
+    gid_index: Annotated[int | None, typer.Option("-x", "--gid-index", min=0, help="index in the GID table")] = None,
+    size: Annotated[int | None, typer.Option("-s", "--size", help="bytes of an operation (2; bandwidth 65536)")] = None,
+    all_sizes: Annotated[bool, typer.Option("-a", "--all", help="sizes from 2 to 2^23")] = False,
+    iterations: Annotated[
+        int | None, typer.Option("-n", "--iters", min=1, help="operations (1000; bandwidth 5000)")
+    ] = None,
+    duration: Annotated[float | None, typer.Option("-D", "--duration", help="seconds, instead of -n")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="operations before those that count; bandwidth: one a QP")] = 100,
+    qps: Annotated[int, typer.Option("-q", "--qp", min=1, max=MAX_QPS, help="QPs (bandwidth)")] = 1,
+    qp_type: Annotated[QpType, typer.Option("-c", "--connection", help="transport")] = QpType.RC,
+    depth: Annotated[
+        int, typer.Option("-t", "--tx-depth", min=1, max=1 << 16, help="operations outstanding on a QP (bandwidth)")
+    ] = 128,
+    batch: Annotated[
+        int, typer.Option("-l", "--post-list", min=1, help="operations posted and awaited together (bandwidth)")
+    ] = 1,
+    inline: Annotated[
+        int | None, typer.Option("-I", "--inline-size", min=0, max=4096, help="send up to so many bytes inline")
+    ] = None,
+    loop: Annotated[Loop, typer.Option(help="the event loop")] = Loop.ASYNCIO,
+    spin: Annotated[float, typer.Option(min=0, help="microseconds that an await polls before it sleeps")] = 20.0,
+    verify: Annotated[bool, typer.Option("--verify", help="check that the data that arrives is what was sent")] = False,
+    rdma_cm: Annotated[bool, typer.Option("-R", "--rdma-cm", help="connect by rdma_cm instead of TCP")] = False,
+    loopback: Annotated[bool, typer.Option("--loopback", help="both ends in this program, for a quick look")] = False,
+    histogram: Annotated[bool, typer.Option("-H", "--histogram", help="show the distribution of latencies")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
+    force: Annotated[
+        bool, typer.Option("-F", help="does nothing: perftest's, accepted from habit", hidden=True)
+    ] = False,
+) -> None:
+    """Measure latency or bandwidth between two hosts: start it on one, then with that one's name on the other.
+
+    Exit status: 0 if all went well, 1 if not (also for wrong data with --verify), 2 for bad usage, 130 when interrupted.
+    """
+    try:
+        settings = Settings(
+            test=test,
+            host=host,
+            port=port,
+            device=device,
+            emulated=emulated,
+            ib_port=ib_port,
+            gid_index=gid_index,
+            size=size,
+            all_sizes=all_sizes,
+            iterations=iterations,
+            duration=duration,
+            warmup=warmup,
+            qps=qps,
+            qp_type=qp_type,
+            depth=depth,
+            batch=batch,
+            inline=inline,
+            loop=loop,
+            spin_us=spin,
+            verify=verify,
+            rdma_cm=rdma_cm,
+            loopback=loopback,
+            json=as_json,
+            histogram=histogram,
+        )
+    except ValueError as e:
+        raise typer.BadParameter(str(e)) from e
+    from aiordma.errors import ProviderError
+
+    try:
+        from aiordma.cli.perf import run as measure
+    except ProviderError as e:
+        typer.echo(f"aiordma perf: {e}\n`aiordma doctor` examines what is wrong.", err=True)
+        raise typer.Exit(1) from None
+    raise typer.Exit(measure(settings))
 
 
 def main() -> None:
