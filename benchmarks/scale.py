@@ -2,9 +2,10 @@
 
 scale.py [QPS [REGIONS]]
 
-Two processes, one with one queue pair and one region, one with many of both, run the same number of writes in turns, ten
-rounds each. The many take turns: each write goes over the next queue pair and from the next region. All queue pairs of a
-device complete on one pair of CQs. Prints the medians, the ratio, and the resident memory of a queue pair.
+Two processes, one with one connected pair of queue pairs and one region, one with QPS queue pairs in all and REGIONS
+regions, run the same number of writes in turns, ten rounds each. The many take turns: each write goes over the next queue
+pair and from the next region. All queue pairs of a device complete on one pair of CQs. Prints the medians, the ratio, and
+the resident memory of a queue pair.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-async def work(qps: int, regions: int) -> None:
+async def work(connections: int, regions: int) -> None:
     """Serve one side: a line of input is a round, a line of output its seconds and those of the process's CPU time."""
     import aiordma
 
@@ -36,7 +37,7 @@ async def work(qps: int, regions: int) -> None:
         config = {"max_send_wr": WINDOW, "max_recv_wr": 1, "max_send_sge": 1, "max_recv_sge": 1}
         before = resident()
         pairs = []
-        for _ in range(qps):
+        for _ in range(connections):
             a, b = await device.create_qp(**config), await device.create_qp(**config)
             await a.connect(b.info)
             await b.connect(a.info)
@@ -47,7 +48,7 @@ async def work(qps: int, regions: int) -> None:
         slices = [s[:8] for s in sources]
         remote = target.remote()[:8]
         writes = [a.rdma_write for a, _ in pairs]
-        print(json.dumps({"bytes": memory / (2 * qps)}), flush=True)
+        print(json.dumps({"bytes": memory / (2 * connections)}), flush=True)
         turn = 0
         while await asyncio.to_thread(sys.stdin.readline):
             begin, cpu = time.perf_counter(), time.process_time()
@@ -55,7 +56,7 @@ async def work(qps: int, regions: int) -> None:
             for _ in range(OPS):
                 if len(flying) == WINDOW:
                     await flying.popleft()
-                flying.append(writes[turn % qps](slices[turn % regions], remote))
+                flying.append(writes[turn % connections](slices[turn % regions], remote))
                 turn += 1
             while flying:
                 await flying.popleft()
@@ -97,7 +98,7 @@ class Side:
 
 
 def main(qps: int = 1000, regions: int = 10_000) -> None:
-    sides = {"one": Side(1, 1), "many": Side(qps, regions)}
+    sides = {"one": Side(1, 1), "many": Side(max(1, qps // 2), regions)}
     for _ in range(ROUNDS):
         for side in sides.values():
             side.round()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from emulated.ipc import Process, connect, make_end, processes
+from emulated.nic import ALL_ACCESS
 from pyverbs import enums as e
 
 LENGTHS = (0, 1, 7, 8, 64, 4096, 8191, 8192, 8193, 16384, 16385, 65536, 262144, 262145, 1 << 20)
@@ -88,6 +89,28 @@ def test_write_with_immediate_data(two: tuple[Process, Process]) -> None:
         got = b("w = ok(end.received())\n[w.byte_len, w.imm_data, w.opcode]")
         assert got == [length, 77, e.IBV_WC_RECV_RDMA_WITH_IMM]
         assert b(f"end.read({length}).hex() if {length} else ''") == a("sent.hex()")
+
+
+def test_a_window_is_gone_once_the_peer_has_invalidated_it(two: tuple[Process, Process]) -> None:
+    a, b = two
+    connect(a, b, access=ALL_ACCESS | e.IBV_ACCESS_MW_BIND)
+    rkey = b(
+        "from pyverbs.mr import MW, MWBindInfo\nfrom pyverbs.wr import SendWR\n"
+        "mw = MW(end.pd, e.IBV_MW_TYPE_2)\n"
+        "wr = SendWR(opcode=e.IBV_WR_BIND_MW, send_flags=e.IBV_SEND_SIGNALED)\n"
+        "wr.set_bind_wr(mw, MWBindInfo(end.mr, end.mr.buf, 4096, e.IBV_ACCESS_REMOTE_READ))\n"
+        "end.qp.post_send(wr)\nok(end.sent())\nend.recv(end.sge(8, 8192))\nwr.rkey"
+    )
+    read = f"end.post(e.IBV_WR_RDMA_READ, end.sge(8), peer=far, rkey={rkey})\nend.sent().status"
+    assert a(read) == e.IBV_WC_SUCCESS
+    sent = a(
+        f"sent = end.fill(8)\nend.post(e.IBV_WR_SEND_WITH_INV, end.sge(8), imm={rkey})\nok(end.sent())\nsent.hex()"
+    )
+    assert b("got = ok(end.received())\ngot.wc_flags") & e.IBV_WC_WITH_INV
+    assert b("got.imm_data") == rkey
+    assert b("end.read(8, 8192).hex()") == sent
+    assert a(read) == e.IBV_WC_REM_ACCESS_ERR
+    b("mw.close()\nNone")
 
 
 def test_scatter_and_gather(two: tuple[Process, Process]) -> None:
