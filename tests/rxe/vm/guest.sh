@@ -98,6 +98,13 @@ make_devices
 cd "$FOLDER" || quit "no folder $FOLDER"
 as_user=()
 if [ -n "$VM_USER" ]; then
+    # Folders on the way that are root's alone, as tox makes its own: opened here, in the overlay, for this user.
+    for folder in "$FOLDER" "${PATH%%:*}"; do
+        while [ "$folder" != / ]; do
+            chmod a+rx "$folder"
+            folder=$(dirname "$folder")
+        done
+    done
     as_user=(setpriv --reuid "$VM_USER" --regid "$(id -g "$VM_USER")" --clear-groups)
 fi
 export HOME=/root
