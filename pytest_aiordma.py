@@ -1,7 +1,7 @@
 """aiordma's pytest plugin: the fixtures rdma_device, rdma_pair, rdma_faults and rdma_run.
 
 It's a module outside of the package, and imports nothing of it until one of the fixtures is used: pytest loads it in every
-run where aiordma is installed. docs/testing.md says how the fixtures are used.
+run where aiordma is installed. docs/faults.md says how the fixtures are used.
 
 An async fixture must run on the loop that runs the test, and each plugin that runs async tests has its own way to make
 one. So there is one of each kind here, and the public fixture asks for the one that fits the test.

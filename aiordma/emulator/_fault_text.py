@@ -54,7 +54,7 @@ _NEVER_A_COMMAND = frozenset(
 def _whole(name: str, value: Any, least: int = 0) -> int:
     try:
         number = int(value, 0) if isinstance(value, str) else int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} is a number, not {value!r}") from None
     if number < least or (not isinstance(value, str) and number != value):
         raise ValueError(f"{name} is a whole number from {least}, not {value!r}")
@@ -64,12 +64,19 @@ def _whole(name: str, value: Any, least: int = 0) -> int:
 def _nanoseconds(name: str, value: Any) -> int:
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} is a time in seconds, not {value!r}") from None
-    if not 0 <= seconds < math.inf:
+    if not 0 <= seconds * 1e9 < math.inf:
         raise ValueError(f"{name} is a time in seconds, not {value!r}")
     # Rounded up: a fault lasts at least as long as was said.
     return math.ceil(seconds * 1e9)
+
+
+def _word(name: str, value: Any) -> str:
+    # The device takes words apart at spaces, and the text ends at a NUL.
+    if not isinstance(value, str) or not value.isprintable() or " " in value:
+        raise ValueError(f"{name} is a name, not {value!r}")
+    return value
 
 
 def _one_of(name: str, value: Any, known: Iterable[str], prefix: str) -> str:
@@ -81,7 +88,11 @@ def _one_of(name: str, value: Any, known: Iterable[str], prefix: str) -> str:
 
 def _opcodes(value: Any) -> str:
     words = value.split("+") if isinstance(value, str) else value
-    words = [words] if hasattr(words, "name") else list(words)
+    if hasattr(words, "name"):
+        words = [words]
+    if not isinstance(words, Iterable):
+        raise ValueError(f"opcode is a name or several, not {value!r}")
+    words = list(words)
     if not words:
         raise ValueError("opcode names at least one")
     return "+".join(_one_of("opcode", word, OPCODES, "IBV_WR_") for word in words)
@@ -95,7 +106,7 @@ def _errno(value: Any) -> int:
 
 
 def _verb(value: Any) -> str:
-    name = str(value).removeprefix("ibv_").removeprefix("mlx5dv_")
+    name = _word("name", value).removeprefix("ibv_").removeprefix("mlx5dv_")
     if name in _NEVER_A_COMMAND:
         raise ValueError(
             f"{value} never leaves the library, so the device can't refuse it: for what it posts there are drop, fail, ..."
@@ -112,7 +123,7 @@ def _time(key: str, name: str) -> tuple[str, Callable[[Any], object]]:
 
 _JITTER = {"jitter": _time("jitter_ns", "jitter")}
 
-#: The kinds by their public names: the device's name for it, and what each takes beside what they all do.
+#: The kinds by their public names: the device's words for it, and what each takes beside what they all do.
 KINDS: Mapping[str, tuple[str, Words]] = {
     "drop": ("drop", {}),
     "drop_answer": ("drop_answer", {}),
@@ -133,6 +144,8 @@ KINDS: Mapping[str, tuple[str, Words]] = {
     ),
     "rnr": ("rnr", {"timer": ("timer", lambda value: _whole("timer", value))}),
     "fail": ("fail", {"status": ("wc", lambda value: _one_of("status", value, STATUSES, "IBV_WC_"))}),
+    "remote_access_error": ("fail wc=REM_ACCESS_ERR", {}),
+    "retry_exceeded": ("fail wc=RETRY_EXC_ERR", {}),
     "qp_fatal": ("qp_fatal", {}),
     "cq_overrun": ("cq_overrun", {}),
     "verb": (
@@ -153,9 +166,10 @@ KINDS: Mapping[str, tuple[str, Words]] = {
         },
     ),
     "device_fatal": ("device_fatal", {}),
+    "port_down": ("port_down", {"port": ("port", lambda value: _whole("port", value, 1))}),
 }
 
-_OF_QUEUES = frozenset(KINDS) - {"verb", "devx", "device_fatal"}
+_OF_QUEUES = frozenset(KINDS) - {"verb", "devx", "device_fatal", "port_down"}
 
 
 def _conditions(kind: str, options: dict[str, Any]) -> list[str]:
@@ -168,14 +182,14 @@ def _conditions(kind: str, options: dict[str, Any]) -> list[str]:
     if probability is not None:
         try:
             chance = float(probability)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             chance = -1
         if not 0 <= chance <= 1:
             raise ValueError(f"probability is a number from 0 to 1, not {probability!r}")
         words.append(f"chance={round(chance * (1 << 32))}")
     if seed is not None:
         words.append(f"seed={_whole('seed', seed) & (1 << 64) - 1}")
-    if words and kind in ("hang", "device_fatal"):
+    if words and kind in ("hang", "device_fatal", "port_down"):
         raise ValueError(f"{kind} takes no conditions: it lasts from now on")
     return words
 
@@ -189,9 +203,7 @@ def rule(kind: str, **options: Any) -> str:
     words = [name]
     device = options.pop("device", "")
     if device:
-        if any(c.isspace() for c in str(device)):
-            raise ValueError(f"device is a name, not {device!r}")
-        words.append(f"device={device}")
+        words.append(f"device={_word('device', device)}")
     if kind in _OF_QUEUES:
         if "qp" in options:
             words.append(f"qp={_whole('qp', options.pop('qp'), 1)}")
@@ -222,12 +234,16 @@ def _check_whole(kind: str, options: Mapping[str, Any]) -> None:
 
 def rule_of_words(text: str) -> str:
     """Return the text of a rule written as on a command line: ``drop:opcode=SEND+RDMA_WRITE,nth=3``."""
+    if not isinstance(text, str):
+        raise ValueError(f"a fault is text, as drop:nth=3, not {text!r}")
     kind, _, rest = text.partition(":")
     options: dict[str, str] = {}
     for word in filter(None, rest.split(",")):
         name, equals, value = word.partition("=")
         if not equals or not value:
             raise ValueError(f"{text}: {word!r} is not NAME=VALUE")
+        if name.strip() in options:
+            raise ValueError(f"{text}: {name.strip()} is given twice")
         options[name.strip()] = value.strip()
     try:
         return rule(kind.strip(), **options)

@@ -40,7 +40,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, Unpack
 
@@ -74,9 +74,11 @@ __all__ = [
     "verb",
 ]
 
-_CQ_ERR, _DEVICE_FATAL, _PORT_ACTIVE, _PORT_ERR = 0, 8, 9, 10  # enum ibv_event_type
+_CQ_ERR, _DEVICE_FATAL = 0, 8  # enum ibv_event_type
 _SRQ_EVENTS = (14, 15)
 _QP_EVENTS = (1, 2, 3, 4, 5, 6, 7, 16)
+_PORT_EVENTS = (9, 10, 11, 12, 13, 17, 18)
+_EVENTS = frozenset({_CQ_ERR, _DEVICE_FATAL, *_SRQ_EVENTS, *_QP_EVENTS, *_PORT_EVENTS})
 _BY_PORT, _BY_QP, _BY_SEND_CQ, _BY_RECV_CQ, _BY_SRQ = range(5)  # enum inject_element
 
 
@@ -147,18 +149,17 @@ def _emulator() -> Any:
 class Fault:
     """A rule in force. A context manager; leaving the block stops it."""
 
-    def __init__(self, description: str, number: int, end: Callable[[], None] | None = None) -> None:
+    def __init__(self, description: str, number: int) -> None:
         self._description = description
         self._number = number
-        self._end = end
-        self._hits = 0 if number else 1
-        self._seen = self._hits
+        self._hits = 0
+        self._seen = 0
         self._stopped = False
         _active.append(self)
 
     def _refresh(self) -> None:
         hits, seen = ctypes.c_uint64(), ctypes.c_uint64()
-        if self._number and not _loaded.aiordma_emu_fault_counts(self._number, ctypes.byref(hits), ctypes.byref(seen)):
+        if not _loaded.aiordma_emu_fault_counts(self._number, ctypes.byref(hits), ctypes.byref(seen)):
             self._hits, self._seen = hits.value, seen.value
 
     @property
@@ -190,10 +191,7 @@ class Fault:
             self._refresh()
             self._stopped = True
             _active.remove(self)
-            if self._number:
-                _loaded.aiordma_emu_fault_stop(self._number)
-            if self._end is not None:
-                self._end()
+            _loaded.aiordma_emu_fault_stop(self._number)
 
     def __enter__(self) -> Self:
         return self
@@ -228,6 +226,11 @@ def _qp(qp: QP | None, device: AnyDevice | None) -> tuple[int | None, str | None
     if name is None and own is not None and isinstance(getattr(own, "name", None), str | bytes):
         name = _device_name(own)
     return number, name
+
+
+def _unless_zero(value: Any) -> Any:
+    """What is left out if it's nothing, and refused if it's nonsense."""
+    return None if value == 0 else value
 
 
 def _install(kind: str, **options: Any) -> Fault:
@@ -300,7 +303,7 @@ def delay(
     Posts that the device notices at the same time are delayed at the same time: a hundred of them don't take a hundred
     times as long. Those behind a delayed one in the same queue wait for it.
     """
-    return _on_queue("delay", qp, device, opcode, when, seconds=seconds, jitter=jitter or None)
+    return _on_queue("delay", qp, device, opcode, when, seconds=seconds, jitter=_unless_zero(jitter))
 
 
 def shape(
@@ -319,7 +322,14 @@ def shape(
     in both directions (a READ's too), headers don't. Latency is added to the request; the answer takes no time.
     """
     return _on_queue(
-        "shape", qp, device, opcode, when, latency=latency or None, bandwidth=bandwidth, jitter=jitter or None
+        "shape",
+        qp,
+        device,
+        opcode,
+        when,
+        latency=_unless_zero(latency),
+        bandwidth=bandwidth,
+        jitter=_unless_zero(jitter),
     )
 
 
@@ -403,7 +413,7 @@ def remote_access_error(
     **when: Unpack[When],
 ) -> Fault:
     """The peer refuses access to its memory: RDMA and atomics end in IBV_WC_REM_ACCESS_ERR, and both QPs in ERR."""
-    return _on_queue("fail", qp, device, opcode, when, status="REM_ACCESS_ERR")
+    return _on_queue("remote_access_error", qp, device, opcode, when)
 
 
 def retry_exceeded(
@@ -414,7 +424,7 @@ def retry_exceeded(
     **when: Unpack[When],
 ) -> Fault:
     """Operations end in IBV_WC_RETRY_EXC_ERR at once: what :func:`drop` leads to when all retries are used up."""
-    return _on_queue("fail", qp, device, opcode, when, status="RETRY_EXC_ERR")
+    return _on_queue("retry_exceeded", qp, device, opcode, when)
 
 
 def qp_fatal(
@@ -474,7 +484,7 @@ def devx(
     device is opened and when it makes mkeys.
     """
     return _install(
-        "devx", command=command, status=status, syndrome=syndrome or None, device=_device_name(device), **when
+        "devx", command=command, status=status, syndrome=_unless_zero(syndrome), device=_device_name(device), **when
     )
 
 
@@ -496,16 +506,10 @@ def _needed_name(device: AnyDevice) -> str:
 def port_down(device: AnyDevice, port: int = 1) -> Fault:
     """The port goes down (IBV_EVENT_PORT_ERR), and up again when the fault ends (IBV_EVENT_PORT_ACTIVE).
 
-    While it's down nothing comes through, in either direction: as with :func:`drop`.
+    While it's down nothing comes through, in either direction: as with :func:`drop`. Of several faults of one port the last
+    that ends brings it up; a port that was down before stays so.
     """
-    name = _needed_name(device)
-    with _lock:
-        _raise(name, _PORT_ERR, _BY_PORT, port, f"{name} port {port}")
-        return Fault(
-            f"port_down device={name} port={port}",
-            0,
-            lambda: _raise(name, _PORT_ACTIVE, _BY_PORT, port, f"{name} port {port}"),
-        )
+    return _install("port_down", device=_needed_name(device), port=port)
 
 
 def device_fatal(device: AnyDevice) -> Fault:
@@ -532,6 +536,8 @@ def _raise_on_qp(event: int, qp: QP, device: AnyDevice | None, by: int) -> None:
     number, name = _qp(qp, device)
     if number is None:
         raise ValueError("a QP is needed")
+    if not 0 < number < 1 << 24:
+        raise ValueError(f"qp is the number of a QP, of 24 bits, not {number}")
     _raise(name or "", event, by, number, f"QP {number:#x}")
 
 
@@ -542,7 +548,12 @@ def raise_event(event: int, qp: QP | None = None, *, device: AnyDevice | None = 
     change the port's state. Events of ports need ``device`` and ``port``, those of queues a QP. DEVICE_FATAL lasts:
     :func:`device_fatal`.
     """
-    number = int(event)
+    try:
+        number = int(event)
+    except (TypeError, ValueError, OverflowError):
+        number = -1
+    if number not in _EVENTS:
+        raise ValueError(f"event is an EventType, and none of a work queue (WQ_FATAL), not {event!r}")
     if number == _DEVICE_FATAL:
         raise ValueError("a device that is gone stays so for a while: use faults.device_fatal()")
     if number in _QP_EVENTS or number in _SRQ_EVENTS or number == _CQ_ERR:
@@ -554,6 +565,8 @@ def raise_event(event: int, qp: QP | None = None, *, device: AnyDevice | None = 
     if device is None or port is None:
         raise ValueError(f"the event {event!r} is one of a port: give device and port")
     name = _needed_name(device)
+    if not isinstance(port, int) or not 0 < port < 256:
+        raise ValueError(f"port is the number of a port, not {port!r}")
     _raise(name, number, _BY_PORT, port, f"{name} port {port}")
 
 

@@ -5,6 +5,7 @@ The table of docs/faults.md says in words what is tested here.
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import random
@@ -47,6 +48,7 @@ from aiordma.mlx5 import devx
 pytestmark = pytest.mark.anyio
 
 SOON = 20
+PORT_DOWN, PORT_ACTIVE = 1, 4  # enum ibv_port_state
 
 
 @pytest.fixture(autouse=True)
@@ -468,6 +470,55 @@ async def test_a_port_that_stays_down_ends_connections() -> None:
         await new.check()
         await new.a.close()
         await new.b.close()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("end", ["stop", "reset"])
+async def test_a_port_is_up_again_when_the_last_of_its_faults_ends(order: tuple[int, ...], end: str) -> None:
+    async def state() -> int:
+        async with aiordma.open_device("emulated:mlx5_0") as device:
+            return int(device.context.query_port(1).state)
+
+    async with aiordma.open_device("emulated:mlx5_0") as device:
+        events = device.events()
+        rules = [faults.port_down("mlx5_0"), faults.port_down("mlx5_0"), faults.device_fatal("mlx5_0")]
+        if end == "reset":
+            faults.reset()
+        for index in order:
+            rules[index].stop()
+            if faults.active() and rules[2].stopped:
+                assert await state() == PORT_DOWN
+        assert await state() == PORT_ACTIVE
+        seen = []
+        with anyio.move_on_after(0.2):
+            async for event in events:
+                seen.append(event.type)
+        # Who sees that it's up again is told, once; of a device that is gone nothing more is told.
+        assert seen[:2] == [EventType.PORT_ERR, EventType.DEVICE_FATAL]
+        assert EventType.PORT_ERR not in seen[1:]
+
+
+async def test_a_port_that_was_down_stays_down() -> None:
+    try:
+        faults.raise_event(EventType.PORT_ERR, device="mlx5_0", port=1)
+        with faults.port_down("mlx5_0"), faults.device_fatal("mlx5_0"):
+            pass
+        async with aiordma.open_device("emulated:mlx5_0") as device:
+            assert device.context.query_port(1).state == PORT_DOWN
+    finally:
+        faults.raise_event(EventType.PORT_ACTIVE, device="mlx5_0", port=1)
+
+
+@pytest.mark.parametrize("fault", [faults.port_down, faults.device_fatal])
+async def test_an_established_connection_is_cut_too(fault: Any) -> None:
+    async with (
+        opened() as device,
+        aiordma.open_device("emulated:mlx5_1") as other,
+        connected(device, other=other, timeout=4, retry_cnt=2) as pair,
+    ):
+        await pair.check()
+        with fault(other), pytest.raises(RetryExceededError), anyio.fail_after(SOON):
+            await pair.a.rdma_write(pair.local[:8], pair.remote)
 
 
 async def test_a_device_that_is_gone_ends_everything_and_is_opened_anew() -> None:

@@ -232,6 +232,23 @@ async def test_closing_ends_what_a_rule_holds_back() -> None:
             faults.reset()
 
 
+async def test_a_slow_verb_is_let_go_when_its_rule_ends() -> None:
+    async with opened() as device, anyio.create_task_group() as tasks:
+        rule = faults.verb("reg_mr", delay=3600)
+        with anyio.fail_after(SOON):
+            registered = anyio.Event()
+
+            async def register() -> None:
+                async with device.reg_mr(bytearray(64)):
+                    registered.set()
+
+            tasks.start_soon(register)
+            await eventually(lambda: rule.hits)
+            assert not registered.is_set()
+            rule.stop()
+            await registered.wait()
+
+
 async def test_pyverbs_objects_and_numbers_name_qps_and_devices() -> None:
     async with opened() as device, connected(device) as pair:
         for qp in (pair.a, pair.a.pyverbs, pair.a.qp_num):
@@ -277,6 +294,14 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: faults.from_text("drip:nth=1"), "there is no fault 'drip'"),
     (lambda: faults.from_text("drop:seconds=1"), "takes no 'seconds'"),
     (lambda: faults.from_text("hang:nth=1"), "takes no conditions"),
+    (lambda: faults.from_text("port_down:device=mlx5_0,nth=1"), "lasts from now on"),
+    (lambda: faults.from_text("drop:nth=1,nth=2"), "nth is given twice"),
+    (lambda: faults.from_text("verb:name=reg_mr count=3,error=5"), "name is a name"),
+    (lambda: faults.drop(device="\0"), "device is a name"),
+    (lambda: faults.cq_error((1 << 32) + 1), "24 bits"),
+    (lambda: faults.raise_event(19, device="mlx5_0", port=1), "event is an EventType"),
+    (lambda: faults.raise_event((1 << 32) + 11, device="mlx5_0", port=1), "event is an EventType"),
+    (lambda: faults.raise_event(11, device="mlx5_0", port=(1 << 64) + 1), "port is the number"),
 ]
 
 
@@ -284,6 +309,52 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_makes_no_sense_is_refused(call: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         call()
+    assert faults.active() == []
+
+
+#: Nothing that an argument of any of the functions can be.
+NONSENSE: tuple[Any, ...] = (-1, 1.5, float("nan"), float("inf"), 1j, 1 << 80, 1e300, "?", "a b", "\0", b"x", [1], {})
+
+FUNCTIONS: dict[str, Any] = {
+    "drop": faults.drop,
+    "delay": lambda **given: faults.delay(**({"seconds": 1} | given)),
+    "shape": lambda **given: faults.shape(**({"latency": 1} | given)),
+    "reorder": faults.reorder,
+    "rnr": faults.rnr,
+    "fail": lambda **given: faults.fail(**({"status": "REM_OP_ERR"} | given)),
+    "verb": lambda **given: faults.verb(**({"name": "reg_mr", "error": 12} | given)),
+    "devx": lambda **given: faults.devx(**({"command": 0x100} | given)),
+    "port_down": lambda **given: faults.port_down(**({"device": "mlx5_0"} | given)),
+    "device_fatal": faults.device_fatal,
+    "cq_error": lambda **given: faults.cq_error(**({"qp": 1} | given)),
+    "raise_event": lambda **given: faults.raise_event(**({"event": 11, "device": "mlx5_0", "port": 1} | given)),
+    "from_text": faults.from_text,
+}
+ARGUMENTS: dict[str, str] = {
+    "drop": "qp device opcode nth every count probability",
+    "delay": "seconds",
+    "shape": "latency bandwidth jitter",
+    "reorder": "by limit",
+    "rnr": "timer",
+    "fail": "status",
+    "verb": "name error delay state device",
+    "devx": "command status syndrome",
+    "port_down": "device port",
+    "device_fatal": "device",
+    "cq_error": "qp queue device",
+    "raise_event": "event device port",
+    "from_text": "text",
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_nonsense_is_refused_in_every_argument(function: str) -> None:
+    for argument in ARGUMENTS[function].split():
+        for value in NONSENSE:
+            if argument in ("seconds", "latency", "jitter", "limit", "delay") and value == 1.5:
+                continue
+            with pytest.raises((ValueError, EmulatorError)):
+                pytest.fail(f"{function}({argument}={value!r}): {FUNCTIONS[function](**{argument: value})}")
     assert faults.active() == []
 
 
@@ -384,6 +455,16 @@ def test_a_program_is_run_with_faults() -> None:
     assert done.stderr.count("mlx5_0: fault 2, verb") == 1
 
 
+def test_every_kind_of_rule_has_a_text() -> None:
+    """docs/faults.md: "The kind and its arguments are those of the functions"."""
+    arguments = {"delay": "seconds=1", "shape": "latency=1", "fail": "status=REM_OP_ERR", "verb": "name=reg_mr,error=5"}
+    arguments |= {"devx": "command=256,status=8", "port_down": "device=mlx5_1", "device_fatal": "device=mlx5_1"}
+    not_rules = {"Fault", "active", "cq_error", "from_text", "raise_event", "reset"}
+    for kind in set(faults.__all__) - not_rules:
+        with faults.from_text(f"{kind}:{arguments.get(kind, '')}") as fault:
+            assert faults.active() == [fault]
+
+
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
@@ -392,6 +473,8 @@ def test_a_program_is_run_with_faults() -> None:
         ("verb:name=poll_cq,error=EIO", "never leaves the library"),
         ("verb:name=make_tea,error=EIO", 'there is no verb "make_tea"'),
         ("drop:device=mlx5_3", "there is no device mlx5_3"),
+        ("port_down:device=mlx5_0,port=2", "mlx5_0 has no port 2"),
+        ("port_down", "no device was given"),
     ],
 )
 def test_a_fault_that_makes_no_sense_is_refused_before_the_program_runs(fault: str, why: str) -> None:

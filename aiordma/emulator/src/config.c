@@ -416,6 +416,8 @@ static bool check_whole(struct parser *p)
 			d++;
 		if (*p->faults[i].device && d == p->world->ndevices)
 			return fail(p, "fault: there is no device %s", p->faults[i].device);
+		if (p->faults[i].kind == INJECT_PORT_DOWN && p->faults[i].port > p->world->devices[d].nports)
+			return fail(p, "fault: %s has no port %" PRIu64, p->faults[i].device, p->faults[i].port);
 	}
 	for (uint32_t i = 0; i < p->world->ndevices; i++) {
 		struct emu_device *d = &p->world->devices[i];

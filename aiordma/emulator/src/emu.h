@@ -56,6 +56,9 @@ struct emu_port_config {
 	uint8_t active_mtu; /* enum ibv_mtu */
 	uint8_t max_mtu;
 	uint8_t link_layer;
+	/* Faults in force that take it down (inject.c), and its state without them. */
+	uint8_t own_state;
+	uint32_t taken_down;
 };
 
 /* Everything a test may want smaller, larger or absent. One row a limit: config.c names them for the config text. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Faults on purpose: the rules. See inject.h. */
 #define _GNU_SOURCE
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,23 +110,52 @@ static struct inject_rule *rule_by_id(int id)
 	return NULL;
 }
 
-/* Nobody reaches a device that is gone. */
-static void take_away(struct emu_device *dev, struct inject_rule *r)
+/* Which ports a rule takes down: one, or, since nobody reaches a device that is gone, all of it. */
+static bool takes_down(const struct inject_rule *r, uint32_t port_num)
 {
-	for (uint32_t i = 0; i < dev->nports; i++) {
-		r->port_states[i] = dev->ports[i].state;
-		dev->ports[i].state = IBV_PORT_DOWN;
-	}
-	r->hits = r->seen = 1;
-	inject_tell_all(dev, IBV_EVENT_DEVICE_FATAL, 0);
+	return r->kind == INJECT_DEVICE_FATAL || (r->kind == INJECT_PORT_DOWN && r->port == port_num);
 }
 
+static void take_down(struct emu_device *dev, struct inject_rule *r)
+{
+	bool gone = r->kind == INJECT_DEVICE_FATAL;
+
+	if (!gone && r->kind != INJECT_PORT_DOWN)
+		return;
+	for (uint32_t n = 1; n <= dev->nports; n++) {
+		struct emu_port_config *port = &dev->ports[n - 1];
+		bool was_up = port->state == IBV_PORT_ACTIVE;
+
+		if (!takes_down(r, n))
+			continue;
+		if (!port->taken_down++)
+			port->own_state = port->state;
+		port->state = IBV_PORT_DOWN;
+		if (was_up && !gone)
+			inject_tell_all(dev, IBV_EVENT_PORT_ERR, n);
+	}
+	r->hits = r->seen = 1;
+	inject_forget_routes();
+	if (gone)
+		inject_tell_all(dev, IBV_EVENT_DEVICE_FATAL, 0);
+}
+
+/* A port is up again, if it was, when the last rule that took it down is gone. */
 static void bring_back(const struct inject_rule *r)
 {
-	struct emu_device *dev = r->kind == INJECT_DEVICE_FATAL ? inject_device(r->device) : NULL;
+	bool gone = r->kind == INJECT_DEVICE_FATAL;
+	struct emu_device *dev = gone || r->kind == INJECT_PORT_DOWN ? inject_device(r->device) : NULL;
 
-	for (uint32_t i = 0; dev && i < dev->nports; i++)
-		dev->ports[i].state = r->port_states[i];
+	for (uint32_t n = 1; dev && n <= dev->nports; n++) {
+		struct emu_port_config *port = &dev->ports[n - 1];
+
+		if (!takes_down(r, n) || --port->taken_down)
+			continue;
+		port->state = port->own_state;
+		inject_forget_routes();
+		if (port->state == IBV_PORT_ACTIVE && !gone)
+			inject_tell_all(dev, IBV_EVENT_PORT_ACTIVE, n);
+	}
 }
 
 static bool make_room(void)
@@ -151,6 +181,10 @@ uint32_t inject_add(const struct inject_rule *rule, char *error, size_t error_si
 		snprintf(error, error_size, "there is no emulated device %s", rule->device);
 		return 0;
 	}
+	if (rule->kind == INJECT_PORT_DOWN && rule->port > dev->nports) {
+		snprintf(error, error_size, "there is no emulated device %s with a port %" PRIu64, rule->device, rule->port);
+		return 0;
+	}
 	r = malloc(sizeof(*r));
 	if (!r || !make_room()) {
 		free(r);
@@ -164,8 +198,7 @@ uint32_t inject_add(const struct inject_rule *rule, char *error, size_t error_si
 	inject_count();
 	/* What runs now, in the middle of its work, shall see it. */
 	inject_let_go();
-	if (r->kind == INJECT_DEVICE_FATAL)
-		take_away(dev, r);
+	take_down(dev, r);
 	return r->id;
 }
 
@@ -245,8 +278,7 @@ int aiordma_emu_fault_stop(int id)
 void aiordma_emu_fault_reset(void)
 {
 	emu_lock();
-	/* Of two of one device the older one knows what it was like. */
-	for (uint32_t i = inject_nrules; i--;)
+	for (uint32_t i = 0; i < inject_nrules; i++)
 		bring_back(inject_rules[i]);
 	clear();
 	inject_options_reset();

@@ -93,6 +93,8 @@ enum inject_kind {
 	INJECT_VERB,
 	INJECT_DEVX,
 	INJECT_DEVICE_FATAL,
+	/* Neither. */
+	INJECT_PORT_DOWN,
 	INJECT_KINDS,
 };
 
@@ -121,8 +123,9 @@ struct inject_rule {
 	int32_t state;				 /* enum ibv_qp_state, of modify_qp; -1: any */
 	uint64_t devx, status, devx_syndrome;
 
+	uint64_t port;
+
 	uint64_t free_at; /* when what was sent through it has left */
-	uint8_t port_states[EMU_MAX_PORTS]; /* of a device that is gone: what they were */
 };
 
 /* In the order in which they were made. */
@@ -160,6 +163,8 @@ int32_t inject_verb_number(const char *name);
 void inject_let_go(void);
 /* inject_event.c */
 void inject_tell_all(const struct emu_device *, uint32_t event, uint64_t element);
+/* What was known of the ways to peers isn't any more: a port went up or down. */
+void inject_forget_routes(void);
 /* inject_cq.c: liberties taken, to be counted among the rules */
 uint32_t inject_options(void);
 void inject_options_reset(void);
@@ -179,7 +184,7 @@ EMU_EXPORT int aiordma_emu_fault_add(const char *text, char *error, size_t error
 EMU_EXPORT int aiordma_emu_fault_counts(int id, uint64_t *hits, uint64_t *seen);
 /* Takes it away; what it held back goes on. 0, or -1 as above. */
 EMU_EXPORT int aiordma_emu_fault_stop(int id);
-/* Takes all rules and liberties away. Ports stay as they are. */
+/* Takes all rules and liberties away. */
 EMU_EXPORT void aiordma_emu_fault_reset(void);
 
 enum inject_element { INJECT_BY_PORT, INJECT_BY_QP, INJECT_BY_SEND_CQ, INJECT_BY_RECV_CQ, INJECT_BY_SRQ };

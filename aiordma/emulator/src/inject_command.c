@@ -182,8 +182,25 @@ static bool same_verb(const struct verb *a, const struct verb *b)
 	return a == b || !strcmp(a->name, b->name);
 }
 
-/* With the lock. The errno of the rule that applies, and the time of all that fire. */
-static int apply(const struct command *c, uint64_t *delay_ns)
+/* What makes a command slow. */
+struct slow {
+	uint32_t n;
+	struct {
+		uint32_t rule;
+		uint64_t ns;
+	} by[16];
+};
+
+static void add_delay(struct slow *slow, const struct inject_rule *r)
+{
+	if (!r->delay_ns || slow->n == ARRAY_LEN(slow->by))
+		return;
+	slow->by[slow->n].rule = r->id;
+	slow->by[slow->n++].ns = r->delay_ns;
+}
+
+/* With the lock. The errno of the rule that applies, and the times of the first 16 that fire. */
+static int apply(const struct command *c, struct slow *slow)
 {
 	struct inject_rule *best = NULL;
 
@@ -197,7 +214,7 @@ static int apply(const struct command *c, uint64_t *delay_ns)
 		if (r->kind != INJECT_VERB || !same_verb(&verbs[r->verb], c->verb) || (r->dev && r->dev != c->dev) ||
 		    (r->state >= 0 && r->state != c->state) || !inject_fires(r, r->seen))
 			continue;
-		*delay_ns += r->delay_ns;
+		add_delay(slow, r);
 		if (r->error)
 			best = inject_choose(best, r);
 		else
@@ -209,12 +226,32 @@ static int apply(const struct command *c, uint64_t *delay_ns)
 	return (int)best->error;
 }
 
-static void wait_for(uint64_t ns)
+static bool in_force(uint32_t rule)
 {
-	struct timespec left = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
+	bool is;
 
-	while (ns && nanosleep(&left, &left) && errno == EINTR)
-		;
+	emu_lock();
+	is = inject_in_force(rule);
+	emu_unlock();
+	return is;
+}
+
+/* As long as the rules say, one after the other, and no longer than they last. */
+static void wait_for(const struct slow *slow)
+{
+	const uint64_t slice = 10000000;
+
+	for (uint32_t i = 0; i < slow->n; i++) {
+		uint64_t begun = now_ns(), passed = 0;
+
+		while (passed < slow->by[i].ns && in_force(slow->by[i].rule)) {
+			uint64_t left = slow->by[i].ns - passed;
+			struct timespec t = { 0, (long)(left < slice ? left : slice) };
+
+			nanosleep(&t, NULL);
+			passed = now_ns() - begun;
+		}
+	}
 }
 
 static const struct emu_device *device_of(int fd)
@@ -227,15 +264,15 @@ static const struct emu_device *device_of(int fd)
 int inject_ioctl_(int fd, const void *arg)
 {
 	struct command c = { .state = -1 };
-	uint64_t delay_ns = 0;
+	struct slow slow = { .n = 0 };
 	int err;
 
 	emu_lock();
 	c.dev = device_of(fd);
 	find_ioctl(&c, (uintptr_t)arg);
-	err = apply(&c, &delay_ns);
+	err = apply(&c, &slow);
 	emu_unlock();
-	wait_for(delay_ns);
+	wait_for(&slow);
 	return err;
 }
 
@@ -243,7 +280,7 @@ int inject_write_(int fd, const void *buf, size_t len)
 {
 	struct command c = { .state = -1 };
 	struct ib_uverbs_cmd_hdr h;
-	uint64_t delay_ns = 0;
+	struct slow slow = { .n = 0 };
 	int err;
 
 	emu_lock();
@@ -254,9 +291,9 @@ int inject_write_(int fd, const void *buf, size_t len)
 		find_write(&c, h.command,
 			   (uintptr_t)buf + sizeof(h) + (extended ? sizeof(struct ib_uverbs_ex_cmd_hdr) : 0));
 	}
-	err = apply(&c, &delay_ns);
+	err = apply(&c, &slow);
 	emu_unlock();
-	wait_for(delay_ns);
+	wait_for(&slow);
 	return err;
 }
 

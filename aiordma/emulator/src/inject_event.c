@@ -20,6 +20,12 @@ static void forget_route(struct emu_qp *qp)
 	nic(qp)->route = (struct nic_route){ .port_num = 0 };
 }
 
+void inject_forget_routes(void)
+{
+	for (uint32_t i = 0; i < emu.ndevices; i++)
+		inject_for_each_qp(&emu.devices[i], forget_route);
+}
+
 static int port_event(struct emu_device *dev, uint32_t event, uint64_t port_num)
 {
 	struct emu_port_config *port = emu_port(dev, (uint32_t)port_num);
@@ -27,9 +33,10 @@ static int port_event(struct emu_device *dev, uint32_t event, uint64_t port_num)
 	if (!port)
 		return -1;
 	if (event == IBV_EVENT_PORT_ACTIVE || event == IBV_EVENT_PORT_ERR) {
-		port->state = event == IBV_EVENT_PORT_ACTIVE ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-		for (uint32_t i = 0; i < emu.ndevices; i++)
-			inject_for_each_qp(&emu.devices[i], forget_route);
+		/* What a fault has taken down stays down until that ends. */
+		*(port->taken_down ? &port->own_state : &port->state) =
+			event == IBV_EVENT_PORT_ACTIVE ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+		inject_forget_routes();
 	}
 	inject_tell_all(dev, event, port_num);
 	return 0;

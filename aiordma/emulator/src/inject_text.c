@@ -26,6 +26,7 @@ static const char *const kinds[INJECT_KINDS] = {
 	[INJECT_VERB] = "verb",
 	[INJECT_DEVX] = "devx",
 	[INJECT_DEVICE_FATAL] = "device_fatal",
+	[INJECT_PORT_DOWN] = "port_down",
 };
 
 const char *inject_name(enum inject_kind kind)
@@ -95,6 +96,7 @@ static const struct {
 	NUMBER(devx, UINT16_MAX),
 	NUMBER(status, UINT8_MAX),
 	NUMBER(devx_syndrome, UINT32_MAX),
+	NUMBER(port, UINT32_MAX),
 };
 
 struct text {
@@ -213,6 +215,8 @@ static bool whole(struct text *t)
 		return r->status || fail(t, "devx: no status was given");
 	case INJECT_DEVICE_FATAL:
 		return *r->device || fail(t, "device_fatal: no device was given");
+	case INJECT_PORT_DOWN:
+		return *r->device || fail(t, "port_down: no device was given");
 	default:
 		return true;
 	}
@@ -224,6 +228,7 @@ bool inject_parse(struct inject_rule *r, char **words, unsigned n, char *error, 
 
 	memset(r, 0, sizeof(*r));
 	r->state = r->verb = -1;
+	r->port = 1;
 	for (unsigned k = 1; n && k < INJECT_KINDS; k++)
 		if (!strcmp(words[0], kinds[k]))
 			r->kind = (enum inject_kind)k;
