@@ -303,7 +303,8 @@ async def measure(
 async def _watch(connection: Connection) -> None:
     """Operations of RC fail when the peer is gone; those of UC go on, into the void."""
     await connection.wait_disconnected()
-    raise connection.error()
+    host, port = connection.remote_address
+    raise aiordma.DisconnectedError(f"{host}:{port} disconnected")
 
 
 def _region(device: Device, size: int) -> Any:
