@@ -22,6 +22,7 @@
  * the longer there is nothing. */
 #define SCAN_BUSY 2u
 #define SCAN_MAX 256u
+#define SCAN_RECORDS 32u
 
 /* How long a thread whose doorbell woke us may take to come to its store, before the page is protected again. */
 #define WRITER_NS 5000000u
@@ -176,8 +177,10 @@ static bool run_ready(void)
 			continue;
 		}
 		qp->active = false;
-		if (left == LEFT_NOTHING)
+		if (left == LEFT_NOTHING) {
 			scan_make_hot(qp);
+			scan_seen(qp);
+		}
 	}
 	return worked;
 }
@@ -261,6 +264,7 @@ static bool turn(void)
 	} else if (++e.idle_turns % SELDOM == 0) {
 		worked = seldom();
 	}
+	worked |= scan_records(SCAN_RECORDS);
 	worked |= scan_some(scan < SCAN_MAX ? scan : SCAN_MAX);
 	return worked;
 }
