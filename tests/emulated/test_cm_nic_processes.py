@@ -209,7 +209,7 @@ os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_a_table_of_ports_that_was_cut_short_or_overwritten(tmp_path: Path, two: Two) -> None:
-    (table,) = tmp_path.glob("*/ports_1")
+    (table,) = tmp_path.glob("*/ports")
     two.to("connected")
     two.client("state['bound'] = cm.create(); cm.bind(state['bound'])")
     for content in (b"", b"\xff" * 3_000_000, bytes(100), b"\xff" * 100):

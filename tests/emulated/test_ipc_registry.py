@@ -12,7 +12,7 @@ from pyverbs import enums as e
 
 
 def folder(runtime: Path) -> Path:
-    return runtime / f"aiordma-{os.geteuid()}"
+    return runtime / f"aiordma-{os.geteuid()}.3"
 
 
 def files(runtime: Path) -> list[str]:
@@ -35,7 +35,7 @@ def test_files_are_for_the_user_alone_and_go_with_the_processes(tmp_path: Path) 
         assert [name.split("-")[0] for name in files(tmp_path)] == ["registry", "wake"]
         assert a.end() == 0
         assert b.end() == 0  # without closing anything
-    assert files(tmp_path) == ["registry-2"]
+    assert files(tmp_path) == ["registry"]
 
 
 def test_what_killed_processes_leave_is_removed(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_rubbish_in_the_registry_does_no_harm(tmp_path: Path) -> None:
     rng = random.Random(5)
     with processes(tmp_path) as (a, b):
         connect(a, b)
-        with (folder(tmp_path) / "registry-2").open("r+b", buffering=0) as f:
-            size = (folder(tmp_path) / "registry-2").stat().st_size
+        with (folder(tmp_path) / "registry").open("r+b", buffering=0) as f:
+            size = (folder(tmp_path) / "registry").stat().st_size
             for _ in range(200):
                 f.seek(rng.randrange(size - 4096))
                 f.write(rng.randbytes(rng.choice([4, 512, 4096])))

@@ -18,7 +18,7 @@
 
 #include "cm.h"
 
-#define PORTS_NAME "ports_1" /* a number for its layout */
+#define PORTS_NAME "ports"
 #define ENTRIES 65536u
 #define PRIVILEGED 1024u
 #define LOCK_TRIES 2000

@@ -24,7 +24,11 @@
 #include "emu.h"
 
 /* In the name, so that builds with another layout don't meet. */
-#define REGISTRY_NAME "registry-2"
+#define REGISTRY_NAME "registry"
+
+/* Of everything in the folder: another layout needs another number. Processes of different versions don't meet, and don't
+ * take each other's files for those of the dead. */
+#define LAYOUT 3u
 
 bool qpn_shared;
 uint32_t qpn_first_block;
@@ -69,7 +73,7 @@ static bool find_folder(void)
 	const char *asked = getenv("AIORDMA_EMULATOR_RUNTIME_DIR"), *runtime = getenv("XDG_RUNTIME_DIR");
 	char name[32];
 
-	snprintf(name, sizeof(name), "aiordma-%u", (unsigned)geteuid());
+	snprintf(name, sizeof(name), "aiordma-%u.%u", (unsigned)geteuid(), LAYOUT);
 	if (asked && *asked)
 		return make_folder(asked, name);
 	return make_folder("/dev/shm", name) || (runtime && *runtime && make_folder(runtime, name)) ||

@@ -68,9 +68,9 @@ static void make_peer(void)
 	CHECK(mkdtemp(folder));
 	atexit(clean_up);
 	setenv("AIORDMA_EMULATOR_RUNTIME_DIR", folder, 1);
-	snprintf(path, sizeof(path), "%s/aiordma-%u", folder, (unsigned)geteuid());
+	snprintf(path, sizeof(path), "%s/aiordma-%u.3", folder, (unsigned)geteuid());
 	CHECK(!mkdir(path, 0700));
-	snprintf(registry_path, sizeof(registry_path), "%s/registry-2", path);
+	snprintf(registry_path, sizeof(registry_path), "%s/registry", path);
 	snprintf(link_path, sizeof(link_path), "%s/link-0.1-%u.1", path, PEER);
 	strcat(path, "/wake-5.1");
 	CHECK(!mkfifo(path, 0600));
