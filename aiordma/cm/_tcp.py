@@ -52,6 +52,13 @@ def read_peer(message: Any, size: int) -> tuple[QPInfo, bytes]:
     return QPInfo.from_json(message["qp"]), padded(data, size)
 
 
+def _number(value: object) -> int:
+    """A status or a reason of a rejection, which come in 16 bits."""
+    if type(value) is not int or not 0 <= value <= 0xFFFF:
+        raise ValueError("neither a status nor a reason")
+    return value
+
+
 def refuse(wire: Wire, status: int, reason: int = 0, private_data: bytes = b"") -> None:
     """Tells the peer no; it's gone, where that fails."""
     with contextlib.suppress(WireError):
@@ -169,13 +176,13 @@ class TcpLink:
             if "reject" in message:
                 said = message["reject"]
                 data = padded(bytes.fromhex(said["private_data"]), REJECT_DATA)
-                status, reason = int(said["status"]), int(said["reason"])
+                status, reason = _number(said["status"]), _number(said["reason"])
                 end.event(Event.FAILED, RejectedError(end.where, status, reason_text(status), reason, data))
-            elif "accept" in message:
+            elif "accept" in message and self._endpoint is not None and self._peer is None:
                 peer, end.private_data = read_peer(message["accept"], REPLY_DATA)
                 self._set_peer(peer)
                 end.event(Event.RESPONSE)
-            elif message.get("established") is True:
+            elif message.get("established") is True and self._endpoint is None:
                 end.event(Event.ESTABLISHED)
             else:
                 raise ValueError("neither an answer nor a confirmation")

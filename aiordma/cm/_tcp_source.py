@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from aiordma._backends import Backend, Watch
+from aiordma._offload import Control, Pending, delay, until
 from aiordma.cm._address import Address, Endpoint, Via, as_address, text
 from aiordma.cm._endpoint import REQUEST_DATA, End
 from aiordma.cm._reasons import CONSUMER, TIMEOUT
@@ -21,6 +22,9 @@ __all__ = ["TcpSource", "bind"]
 
 # Clients that have connected and not said yet what they want. Beyond that the oldest go.
 _MAX_SILENT = 256
+# How long nobody is taken after no descriptor was left for one: the loop would call again at once.
+_PAUSE_SECONDS = 0.2
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def _listening(endpoint: Endpoint, backlog: int) -> socket.socket:
@@ -79,19 +83,36 @@ class TcpSource:
         self._addresses = [as_address(sock.getsockname()) for sock in sockets]
         self._silent: dict[Wire, None] = {}
         self._watches: list[Watch] = []
-        for sock in sockets:
-            self._watches.append(backend.watch(sock.fileno(), partial(self._on_client, sock)))
+        self._stopped = False
+        self._watch()
 
     @property
     def addresses(self) -> list[Address]:
         return self._addresses
 
+    def _watch(self) -> None:
+        for sock in self._sockets:
+            self._watches.append(self._backend.watch(sock.fileno(), partial(self._on_client, sock)))
+
+    def _unwatch(self) -> None:
+        watches, self._watches = self._watches, []
+        for watch in watches:
+            watch.close()
+
+    async def _pause(self) -> None:
+        self._unwatch()
+        await until(await delay(Control(self._backend), _PAUSE_SECONDS))
+        if not self._stopped:
+            self._watch()
+
     def _on_client(self, listening: socket.socket) -> None:
         while self._watches:
             try:
                 sock, _ = listening.accept()
-            except OSError:
-                # None left, one that was gone before it was taken, or no descriptor for it: the loop calls again.
+            except OSError as e:
+                # None left, or one that was gone before it was taken: the loop calls again.
+                if e.errno in _EXHAUSTED:
+                    Pending(Control(self._backend), self._pause())
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wire = Wire(self._backend, sock, _ignore, _ignore)
@@ -129,9 +150,8 @@ class TcpSource:
         listener.put(Request(end))
 
     def stop(self) -> None:
-        watches, self._watches = self._watches, []
-        for watch in watches:
-            watch.close()
+        self._stopped = True
+        self._unwatch()
         for wire in list(self._silent):
             self._forget(wire)
         for sock in self._sockets:
@@ -141,6 +161,7 @@ class TcpSource:
         """Nothing is left."""
 
     def destroy_now(self) -> None:
+        self._stopped = True
         self._watches = []
         for wire in self._silent:
             wire.close_now()
