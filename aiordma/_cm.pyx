@@ -237,7 +237,8 @@ cdef class EventChannel:
             if rc:
                 if err == EINTR:
                     continue
-                if err != EAGAIN:
+                # Those that were taken are not to be lost: if the error stays, the next call raises it.
+                if err != EAGAIN and not found:
                     raise VerbsError("rdma_get_cm_event", err)
                 break
             data, parameters, new = b"", (0, 0, 0), None

@@ -28,7 +28,7 @@ from aiordma._values import whole
 from aiordma.cm._address import Address, Endpoint, Via, check_port, resolve, text
 from aiordma.cm._channel import Channel, channel
 from aiordma.cm._devices import given
-from aiordma.cm._endpoint import REJECT_DATA, REPLY_DATA, REQUEST_DATA, End, Link, Plan
+from aiordma.cm._endpoint import REJECT_DATA, REPLY_DATA, REQUEST_DATA, End, Link, Plan, check_timeout
 from aiordma.cm._opening import Opening
 from aiordma.cm._rdmacm import RdmaLink
 from aiordma.cm._rdmacm_source import RdmaSource, bind_ids
@@ -123,7 +123,7 @@ def connect(
     check_port(port, 1)
     _check_via(via)
     given(device)
-    return Opening(_connect(host, port, device, plan, via, timeout))
+    return Opening(_connect(host, port, device, plan, via, check_timeout(timeout)))
 
 
 async def _connect(
@@ -212,7 +212,7 @@ def listen(
     if config is not None and not isinstance(config, QPConfig):
         raise UsageError(f"listen: config is a QPConfig, not {type(config).__name__}")
     backlog = whole(backlog)
-    if not isinstance(backlog, int) or not 1 <= backlog <= 65535:
+    if not isinstance(backlog, int) or isinstance(backlog, bool) or not 1 <= backlog <= 65535:
         raise UsageError(f"backlog: a number from 1 to 65535, not {backlog!r}")
     return Opening(_listen(host, port, device, config, backlog, via))
 

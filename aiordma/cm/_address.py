@@ -71,10 +71,10 @@ def _sockaddr(family: int, found: tuple[Any, ...]) -> tuple[Any, ...]:
 async def resolve(host: str | None, port: int, *, passive: bool = False) -> list[Endpoint]:
     """The addresses of ``host``, in the order to try them, off the loop.
 
-    ``passive``: to listen on; ``host`` None is every address of this machine. :class:`ResolutionError` for a name that
+    ``passive``: to listen on; ``host`` None is then every address of this machine. :class:`ResolutionError` for a name that
     nobody knows.
     """
-    if host is not None and (not isinstance(host, str) or not host or "\0" in host):
+    if not (host is None and passive) and (not isinstance(host, str) or not host or "\0" in host):
         raise UsageError(f"host: a name or an address, not {host!r}")
     if host is None:
         # An IPv6 socket takes IPv4 too; where there is no IPv6, IPv4 alone.

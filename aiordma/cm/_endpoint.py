@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import numbers
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,7 +22,18 @@ from aiordma.errors import ConnectTimeoutError, UsageError
 from aiordma.qp import QPConfig, QueuePair
 from aiordma.srq import SharedReceiveQueue
 
-__all__ = ["REJECT_DATA", "REPLY_DATA", "REQUEST_DATA", "End", "Link", "Offer", "Plan", "check_private_data", "padded"]
+__all__ = [
+    "REJECT_DATA",
+    "REPLY_DATA",
+    "REQUEST_DATA",
+    "End",
+    "Link",
+    "Offer",
+    "Plan",
+    "check_private_data",
+    "check_timeout",
+    "padded",
+]
 
 #: Bytes of private data that the InfiniBand CM carries for a program, with a request, its acceptance and its rejection
 #: (kernel: include/rdma/ib_cm.h, less struct cma_hdr in requests). In a rejection 8 are aiordma's, see _rdmacm.py.
@@ -37,6 +50,19 @@ def check_private_data(data: object, limit: int, what: str) -> bytes:
     if len(found) > limit:
         raise UsageError(f"private_data: {len(found)} bytes, but {what} carries at most {limit}")
     return found
+
+
+def check_timeout(timeout: Any) -> float | None:
+    """``timeout`` in seconds, None where it has no end; :class:`UsageError` for what is no time."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or timeout != timeout:
+        raise UsageError(f"timeout: seconds, or None for no limit, not {timeout!r}")
+    seconds: Any = timeout
+    # A limit of centuries is none, whether or not a float holds it.
+    if seconds >= threading.TIMEOUT_MAX:
+        return None
+    return float(seconds) if seconds > 0 else 0.0
 
 
 def padded(data: bytes, size: int) -> bytes:

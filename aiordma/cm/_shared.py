@@ -94,5 +94,8 @@ async def share(key: Hashable, open_: Callable[[], Pending[T]]) -> Lease[T]:
     try:
         return Lease(await shared.opening, shared)
     except BaseException:
-        shared.leave()
+        # It may have come in this turn, been taken by another who has left already, and be nobody's.
+        last = shared.leave()
+        if last is not None:
+            last.close()
         raise

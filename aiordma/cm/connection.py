@@ -10,7 +10,7 @@ from aiordma._offload import Pending
 from aiordma._owned import Owned
 from aiordma._waitable import Signal
 from aiordma.cm._address import Address, Via, text
-from aiordma.cm._endpoint import End
+from aiordma.cm._endpoint import End, check_timeout
 from aiordma.completion import Completion
 from aiordma.memory import RemoteBuffer
 from aiordma.qp import QueuePair
@@ -131,13 +131,15 @@ class Connection(Owned):
         """
         return super().close()
 
-    async def aclose(self, timeout: float = GOODBYE_SECONDS) -> None:
+    async def aclose(self, timeout: float | None = GOODBYE_SECONDS) -> None:
         """Disconnects, waits until the peer has done the same, and closes everything that belongs to it.
 
         The peer's side goes to the error state by itself when it hears of this; one that doesn't answer within
         ``timeout`` seconds isn't waited for. What is in flight on this side is flushed: await what matters before.
         """
+        timeout = check_timeout(timeout)
         if not self.closed:
+            self.device.control.hooks.verify()
             self._end.core.close(patient=True)
             self._end.work()
             try:

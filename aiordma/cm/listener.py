@@ -15,9 +15,10 @@ from aiordma._waitable import Signal
 from aiordma.cm._address import Address, Via, text
 from aiordma.cm._core import Phase
 from aiordma.cm._devices import given
-from aiordma.cm._endpoint import REJECT_DATA, REPLY_DATA, End, Plan, check_private_data
+from aiordma.cm._endpoint import REJECT_DATA, REPLY_DATA, End, Plan, check_private_data, check_timeout
 from aiordma.cm._opening import Opening
 from aiordma.cm._reasons import CONSUMER, NO_RESOURCES
+from aiordma.cm._shared import Lease
 from aiordma.cm.connection import Connection
 from aiordma.device import Device
 from aiordma.errors import ClosedError, UsageError
@@ -89,11 +90,10 @@ class Request:
         """Whether the peer is known to have given up meanwhile. It may have without that being known."""
         return self._end.core.error is not None
 
-    def _answer(self) -> None:
+    def _check_unanswered(self) -> None:
         self._end.control.hooks.verify()
         if self._answered:
             raise UsageError(f"{self!r} was answered already")
-        self._answered = True
 
     def accept(
         self,
@@ -115,18 +115,17 @@ class Request:
         Raises :class:`DisconnectedError` when the peer has given up, :class:`ConnectTimeoutError`, and what making the
         QP or ``prepare`` raises: the request is then rejected.
         """
-        self._answer()
-        try:
-            plan = Plan.make("an acceptance", config or self._config, options, private_data, REPLY_DATA, prepare, srq)
-            chosen = device if device is not None else self._device
-            self._end.lease = given(chosen)
-        except BaseException:
-            self._answered = False
-            raise
-        self._end.plan = plan
-        return Opening(self._accept(timeout))
+        self._check_unanswered()
+        config = config if config is not None else self._config
+        plan = Plan.make("an acceptance", config, options, private_data, REPLY_DATA, prepare, srq)
+        lease = given(device if device is not None else self._device)
+        return Opening(self._accept(plan, lease, check_timeout(timeout)))
 
-    async def _accept(self, timeout: float | None) -> Connection:
+    async def _accept(self, plan: Plan, lease: Lease[Device] | None, timeout: float | None) -> Connection:
+        # Not before it's awaited: the answer that never is must leave a request that nobody has answered.
+        self._check_unanswered()
+        self._answered = True
+        self._end.plan, self._end.lease = plan, lease
         await self._end.open(timeout)
         return Connection(self._end)
 
@@ -136,10 +135,11 @@ class Request:
         ``reason``: a number of your own, 0 to 65535; ``private_data``: up to 140 bytes.
         """
         reason = whole(reason)
-        if not isinstance(reason, int) or not 0 <= reason <= 0xFFFF:
+        if not isinstance(reason, int) or isinstance(reason, bool) or not 0 <= reason <= 0xFFFF:
             raise UsageError(f"reason: a number from 0 to 65535, not {reason!r}")
         data = check_private_data(private_data, REJECT_DATA, "a rejection")
-        self._answer()
+        self._check_unanswered()
+        self._answered = True
         self._end.link.refusal = (CONSUMER, reason, data)
         self._end.core.stop(ClosedError(f"{self!r} was rejected"))
         await self._end.abandon()

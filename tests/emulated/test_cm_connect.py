@@ -1,7 +1,9 @@
 """Connecting: both sides get what they ask for, and every refusal says why."""
 
+import math
 import socket
 import struct
+from fractions import Fraction
 from typing import Any
 
 import anyio
@@ -13,6 +15,7 @@ import aiordma
 from aiordma import (
     Access,
     ConnectError,
+    ConnectTimeoutError,
     QPConfig,
     QueuePair,
     RejectedError,
@@ -390,6 +393,10 @@ async def test_a_qp_that_cannot_be_made_rejects_the_request(via: str) -> None:
         ({"qp_type": "UC"}, "RC"),
         ({"max_send_wr": 0}, "max_send_wr"),
         ({"prepare": 5}, "prepare"),
+        ({"host": None}, "host"),
+        ({"timeout": "5"}, "timeout"),
+        ({"timeout": math.nan}, "timeout"),
+        ({"timeout": True}, "timeout"),
     ],
     ids=str,
 )
@@ -403,9 +410,68 @@ async def test_bad_arguments_are_refused_before_anything_happens(
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"port": -1}, {"port": 1 << 16}, {"backlog": 0}, {"backlog": "5"}, {"via": 1}, {"config": {}}, {"device": 1}],
+    [
+        {"port": -1},
+        {"port": 1 << 16},
+        {"backlog": 0},
+        {"backlog": "5"},
+        {"backlog": True},
+        {"via": 1},
+        {"config": {}},
+        {"device": 1},
+    ],
     ids=str,
 )
 async def test_bad_arguments_of_a_listener_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         await aiordma.listen(HOST, **arguments)
+
+
+@both
+@pytest.mark.parametrize("timeout", [math.inf, 10**400, 1e300, Fraction(61, 2), None], ids=lambda t: f"{t}"[:8])
+async def test_every_number_of_seconds_is_a_timeout_and_the_endless_ones_are_none(via: str, timeout: Any) -> None:
+    async with world(via) as w:
+        mine, theirs = await w.both(timeout=timeout, accept_timeout=timeout)
+        async with anyio.create_task_group() as group:
+            group.start_soon(mine.aclose, timeout)
+            group.start_soon(theirs.aclose, timeout)
+
+
+@both
+@pytest.mark.parametrize("timeout", [-1, 0, -(10**400), 1e-12], ids=lambda t: f"{t}"[:8])
+async def test_a_time_that_is_over_already_is_a_timeout(via: str, timeout: Any) -> None:
+    async with world(via) as w:
+        with pytest.raises(ConnectTimeoutError):
+            await w.connect(timeout=timeout)
+
+
+@both
+async def test_bad_arguments_of_an_answer_leave_the_request_unanswered(via: str) -> None:
+    async with world(via) as w, anyio.create_task_group() as group:
+
+        async def knock() -> None:
+            async with w.connect() as connection:
+                await connection.wait_disconnected()
+
+        group.start_soon(knock)
+        request = await w.listener.accept()
+        bad: list[dict[str, Any]] = [
+            {"timeout": "5"},
+            {"timeout": math.nan},
+            {"device": 7},
+            {"config": 0},
+            {"config": {}},
+            {"private_data": bytes(197)},
+            {"nonsense": 1},
+        ]
+        for arguments in bad:
+            with pytest.raises(UsageError):
+                await request.accept(**arguments)
+        for reason in (-1, 1 << 16, "1", 1.0, True, None):
+            with pytest.raises(UsageError, match="reason"):
+                await request.reject(reason)  # type: ignore[arg-type]
+        async with request.accept() as connection:
+            for timeout in ("2", math.nan, True):
+                with pytest.raises(UsageError, match="timeout"):
+                    await connection.aclose(timeout)  # type: ignore[arg-type]
+            assert not connection.closed

@@ -15,6 +15,7 @@ from aiordma import (
     Connection,
     DisconnectedError,
     DisconnectedFlushError,
+    UsageError,
     WrFlushError,
 )
 
@@ -219,6 +220,41 @@ async def test_a_forgotten_listener_and_a_forgotten_request_warn_and_are_closed(
                 await aiordma.connect(HOST, port, via=via, device=w.device, timeout=5)
 
         await gone()
+
+
+@both
+async def test_an_acceptance_that_nobody_awaits_leaves_an_unanswered_request(via: str) -> None:
+    async with world(via) as w:
+        refused: list[BaseException] = []
+
+        async def knock() -> None:
+            try:
+                await w.connect()
+            except ConnectionRefusedError as e:
+                refused.append(e)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(knock)
+            request = await w.listener.accept()
+            opening = request.accept()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                # Python's own, of the coroutine; a record of it would keep the coroutine.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                del request, opening
+                await let_go_warning()
+        assert any("unanswered <Request" in str(warning.message) for warning in caught)
+        assert len(refused) == 1
+
+        # It's answered by what is awaited, whatever was called before.
+        async with anyio.create_task_group() as group:
+            group.start_soon(knock)
+            request = await w.listener.accept()
+            opening = request.accept()
+            await request.reject(5)
+            with pytest.raises(UsageError, match="answered already"):
+                await opening
+        assert len(refused) == 2
 
 
 @both
