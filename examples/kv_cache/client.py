@@ -98,6 +98,9 @@ class Client:
     async def put(self, key: bytes, value: bytes) -> None:
         """Stores it. Others see the old value or the new one, never a mixture."""
         _check(key)
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"a value is bytes, not {type(value).__name__}")
+        value = bytes(value)
 
         async def run(session: _Session) -> None:
             if len(value) > session.greeting.slot_bytes - HEADER:
@@ -173,19 +176,29 @@ class Client:
 
     async def _do(self, run: Callable[[_Session], Awaitable[T]]) -> T:
         """Runs an operation, again on a new connection if the one that it ran on broke."""
+        problem: Exception | None = None
         async with self._turn:
-            with anyio.fail_after(self._patience):
-                pause = 0.005
-                while True:
-                    try:
-                        if self._session is None:
-                            self._session = await self._connect()
-                        return await run(self._session)
-                    except (ConnectionError, aiordma.CompletionError):
-                        # The server has gone, or is just coming back. Places were of its old memory.
-                        await self._drop()
-                        await anyio.sleep(pause)
-                        pause = min(pause * 2, 0.2)
+            try:
+                with anyio.fail_after(self._patience):
+                    pause = 0.005
+                    while True:
+                        try:
+                            if self._session is None:
+                                self._session = await self._connect()
+                            return await run(self._session)
+                        except (ConnectionError, aiordma.CompletionError) as e:
+                            # The server has gone, or is just coming back. Places were of its old memory.
+                            problem = e
+                            await self._drop()
+                            await anyio.sleep(pause)
+                            pause = min(pause * 2, 0.2)
+                        except LayoutError:
+                            await self._drop()
+                            raise
+            except TimeoutError:
+                host, port = self._address
+                why = f": {problem}" if problem is not None else ""
+                raise TimeoutError(f"nothing from {host}:{port} within {self._patience} seconds{why}") from problem
 
     async def _connect(self) -> _Session:
         inbox = await self._device.reg_mr(bytearray(WINDOW * MESSAGE))
@@ -224,6 +237,8 @@ class Client:
 
 
 def _check(key: bytes) -> None:
+    if not isinstance(key, bytes):
+        raise TypeError(f"a key is bytes, not {type(key).__name__}")
     if not 0 < len(key) <= KEY_BYTES:
         raise ValueError(f"a key has 1 to {KEY_BYTES} bytes, not {len(key)}")
 

@@ -36,12 +36,12 @@ class Server:
 
     async def session(self, request: Request) -> None:
         """One client, from its request to its end. What goes wrong with it is no other client's business."""
-        if self.clients >= MAX_CLIENTS:
-            await request.reject(1, b"too many clients")
-            return
         me = next(self._sessions)
         self.clients += 1
         try:
+            if self.clients > MAX_CLIENTS:
+                await request.reject(1, b"too many clients")
+                return
             async with self._device.reg_mr(bytearray(WINDOW * MESSAGE)) as inbox:
 
                 def window(qp: QueuePair) -> deque[tuple[Completion, int]]:
@@ -50,7 +50,8 @@ class Server:
 
                 async with request.accept(private_data=self._greeting, prepare=window) as connection:
                     await self._serve(connection, inbox, me)
-        except (ConnectionError, LayoutError) as e:
+        except (aiordma.RdmaError, LayoutError) as e:
+            # It left, sent what fits into no message, or there is no memory or queue pair for it.
             print(f"client {request.remote_address.host}: {e}", flush=True)
         finally:
             # Here the queue pair is closed, and nothing that the client sent before can reach the slots any more.

@@ -57,7 +57,12 @@ class Store:
         return place
 
     def reserve(self, owner: Hashable, key: bytes, length: int) -> Place | None:
-        """A slot for ``owner`` to write; None where every slot is being written. What was used longest ago goes for it."""
+        """A slot for ``owner`` to write; None where every slot is being written. What was used longest ago goes for it.
+
+        An owner has one at a time. If it asks again it has given up the one before, and whatever it wrote there has
+        arrived: the question came behind it, on the same queue pair.
+        """
+        self.abandon(owner)
         if not self._free:
             if not self._places:
                 return None
@@ -89,7 +94,7 @@ class Store:
         return True
 
     def abandon(self, owner: Hashable) -> int:
-        """Frees what an owner has reserved. Only once it can't write any more: its queue pair is closed."""
+        """Frees what an owner has reserved. Only once it writes there no more: it says so, or its queue pair is closed."""
         left = [slot for slot, (of, _, _) in self._reserved.items() if of == owner]
         for slot in left:
             del self._reserved[slot]

@@ -2,6 +2,7 @@
 
 # ruff: noqa: SIM117
 
+import contextlib
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ import pytest
 from emulated.cm import DEVICE, both
 
 import aiordma
-from aiordma import RejectedError
+from aiordma import CompletionError, Connection, RejectedError, RemoteBuffer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 
 from kv_cache.__main__ import is_whole, value_of  # noqa: E402
 from kv_cache.client import CacheError, Client  # noqa: E402
+from kv_cache.layout import MESSAGE, Greeting, Message, Op  # noqa: E402
 from kv_cache.server import Server  # noqa: E402
 
 pytestmark = pytest.mark.anyio
@@ -135,6 +138,91 @@ async def test_a_cancelled_request_does_not_confuse_the_next(via: str) -> None:
                     value = await cache.get(key)
                     assert value is None or is_whole(key, value)
                 assert cache.reconnects == 0
+
+
+@both
+async def test_requests_that_are_cancelled_leave_the_slots_to_others(via: str) -> None:
+    dice = random.Random(6)
+    async with aiordma.open_device(DEVICE) as device:
+        with server(via, slots=3) as started:
+            port = await _port(started)
+            async with Client(device, "127.0.0.1", port, via=via) as a, Client(device, "127.0.0.1", port, via=via) as b:
+                for i in range(60):
+                    with anyio.move_on_after(dice.uniform(0, 0.003)):
+                        await a.put(f"{i}".encode(), bytes(100))
+                with anyio.fail_after(20):
+                    for i in range(10):
+                        await b.put(f"{i}".encode(), b"there is room")
+                assert await b.get(b"9") == b"there is room"
+
+
+@both
+async def test_what_is_no_key_and_no_value_is_refused_and_takes_no_slot(via: str) -> None:
+    async with aiordma.open_device(DEVICE) as device:
+        with server(via, slots=2) as started:
+            async with Client(device, "127.0.0.1", await _port(started), via=via) as cache:
+                value: Any
+                for value in ("text", None, 5, [1]):
+                    with pytest.raises(TypeError):
+                        await cache.put(b"key", value)
+                key: Any
+                for key in ("text", None, 5, bytearray(b"key")):
+                    for call in (cache.get(key), cache.put(key, b"value"), cache.delete(key)):
+                        with pytest.raises(TypeError):
+                            await call
+                for value in (bytearray(b"12345678"), memoryview(b"12345678").cast("I")):
+                    await cache.put(b"key", value)
+                    assert await cache.get(b"key") == b"12345678"
+                assert await cache.count() == 1
+
+
+@both
+async def test_no_client_can_end_the_server_or_disturb_the_others(via: str) -> None:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(1000)) as memory:
+        with server(via, slots=4) as started:
+            port = await _port(started)
+            async with Client(device, "127.0.0.1", port, via=via) as cache:
+                await cache.put(b"key", b"value")
+
+                async def sends(connection: Connection, length: int) -> None:
+                    await connection.send(memory[:length])
+                    await connection.wait_disconnected()
+
+                async def writes(connection: Connection) -> None:
+                    there = Greeting.unpack(connection.private_data).memory
+                    await connection.rdma_write(b"x", RemoteBuffer(there.addr, there.rkey ^ 0x5500, 1))
+
+                async def hears_nothing(connection: Connection) -> None:
+                    sent = [connection.send(Message(Op.COUNT, number).pack()) for number in range(8)]
+                    await anyio.sleep(0.1)
+                    await connection.aclose()
+                    for completion in sent:
+                        with contextlib.suppress(CompletionError):
+                            await completion
+
+                for misdeed in (
+                    *(partial(sends, length=length) for length in (0, 1, MESSAGE - 1, MESSAGE + 1, 1000)),
+                    writes,
+                    hears_nothing,
+                ):
+                    with contextlib.suppress(CompletionError), anyio.fail_after(20):
+                        async with aiordma.connect("127.0.0.1", port, device=device, via=via) as connection:
+                            await misdeed(connection)
+                    assert await cache.get(b"key") == b"value"
+                assert cache.reconnects == 0
+            started.signal(signal.SIGTERM)
+            status, _, err = await started.ended()
+            assert (status, "Traceback" in err) == (0, False), err
+
+
+@both
+async def test_a_client_that_finds_no_server_says_which_and_why(via: str) -> None:
+    async with aiordma.open_device(DEVICE) as device:
+        with pytest.raises(TimeoutError, match=r"127\.0\.0\.1:1 within 0\.3 seconds.*refused"):
+            async with Client(device, "127.0.0.1", 1, via=via, patience=0.3):
+                pass
+        assert device.statistics()["queue_pairs"] == 0
+        assert device.statistics()["memory_regions"] == 0
 
 
 @both

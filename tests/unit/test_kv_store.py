@@ -33,7 +33,7 @@ class Books(RuleBasedStateMachine):
         self.gone: list[tuple[bytes, Place]] = []
         self.versions: set[int] = set()
 
-    @rule(target=writes, owner=st.integers(0, 1), key=KEYS, value=VALUES)
+    @rule(target=writes, owner=st.integers(0, 5), key=KEYS, value=VALUES)
     def reserve(self, owner: int, key: bytes, value: bytes) -> Any:
         before = {k: self.store._places[k] for k in self.store._places}
         oldest = next(iter(self.store._places), None)
