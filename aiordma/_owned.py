@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
+from aiordma import _pyverbs
 from aiordma._offload import Pending, in_thread, unused
 from aiordma._waitable import no_copy
 
@@ -94,6 +95,9 @@ class Owned:
         await unused(self._device.control, self._used_at())
         try:
             await in_thread(self._device.control, self._destroy)
+        except Exception:
+            _pyverbs.keep(self)
+            raise
         finally:
             self._finish()
 
@@ -113,6 +117,9 @@ class Owned:
         if not self._released:
             try:
                 self._destroy()
+            except Exception:
+                _pyverbs.keep(self)
+                raise
             finally:
                 self._finish()
 

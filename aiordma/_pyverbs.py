@@ -15,10 +15,14 @@ from typing import Any
 from aiordma import _linking
 from aiordma.errors import ProviderError, VerbsError
 
-__all__ = ["memlock_hint", "module", "translate", "version"]
+__all__ = ["keep", "memlock_hint", "module", "translate", "version"]
 
 _lock = threading.Lock()
 _loaded = False
+# Objects that must never be let go of.
+_kept: list[object] = []
+# Not even when the interpreter ends and clears this module.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def module(name: str) -> Any:
@@ -29,6 +33,15 @@ def module(name: str) -> Any:
             _first_import()
             _loaded = True
     return importlib.import_module(f"pyverbs.{name}")
+
+
+def keep(*objects: object) -> None:
+    """Never lets go of them: of verbs objects that couldn't be destroyed, and of a parent's in a child of fork().
+
+    pyverbs destroys what it lets go of. Garbage collection may let a context go first, and what is left on it would then be
+    destroyed on memory that libibverbs has freed.
+    """
+    _kept.extend(objects)
 
 
 def _first_import() -> None:

@@ -161,13 +161,17 @@ class CompletionEngine:
 
     @staticmethod
     def destroy(objects: list[tuple[Any, Any]]) -> None:
-        """Any thread, second step of closing: the verbs objects, CQ before channel."""
+        """Any thread, second step of closing: the verbs objects, CQ before channel; all of them, whatever fails."""
+        failed: Exception | None = None
         for cq, channel in objects:
             try:
                 cq.close()
                 channel.close()
             except Exception as e:
-                raise _pyverbs.translate(e, "ibv_destroy_cq") from e
+                _pyverbs.keep(cq, channel)
+                failed = failed or e
+        if failed is not None:
+            raise _pyverbs.translate(failed, "ibv_destroy_cq") from failed
 
 
 def check_spin(spin_us: float) -> None:

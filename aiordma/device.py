@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import ipaddress
 import logging
 import os
@@ -511,15 +510,28 @@ class Device:
         return left
 
     def _destroy(self, cqs: list[tuple[Any, Any]]) -> None:
-        self.engine.destroy(cqs)
+        errors: list[Exception] = []
+        # Memory that couldn't be deregistered, once more: it keeps everything open.
+        for _, teardown in list(self._teardowns.values()):
+            try:
+                teardown()
+            except Exception as e:
+                errors.append(e)
         try:
-            self._pd.close()
+            self.engine.destroy(cqs)
         except Exception as e:
-            raise _pyverbs.translate(e, "ibv_dealloc_pd") from e
-        try:
-            self._context.close()
-        except Exception as e:
-            raise _pyverbs.translate(e, "ibv_close_device") from e
+            errors.append(e)
+        # pyverbs' closing of the context tries once more to destroy what is left, and leaves it open where that fails.
+        for parent, verb in ((self._pd, "ibv_dealloc_pd"), (self._context, "ibv_close_device")):
+            try:
+                parent.close()
+            except Exception as e:
+                _pyverbs.keep(parent)
+                error = _pyverbs.translate(e, verb)
+                error.__cause__ = e
+                errors.append(error)  # type: ignore[arg-type]  # as its argument
+        if errors:
+            raise errors[0]
 
     def close_now(self) -> None:
         """Closes everything in this thread, without a loop: for interpreter exit and for a device that was forgotten.
@@ -621,7 +633,10 @@ def _open_verbs(name: str | None, port: int, gid_index: int | None) -> tuple[str
     try:
         facts = _facts(context, chosen, port, gid_index)
     except BaseException:
-        context.close()
+        try:
+            context.close()
+        except Exception:
+            _pyverbs.keep(context)
         raise
     return chosen, facts
 
@@ -665,7 +680,10 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None) -> dict[st
         _log.warning(
             "%s port %d is not active (state %d): connections will time out", name, port, port_attributes.state
         )
-    pd = _pyverbs.module("pd").PD(context)
+    try:
+        pd = _pyverbs.module("pd").PD(context)
+    except Exception as e:
+        raise _pyverbs.translate(e, "ibv_alloc_pd", name) from e
     context_address = _control.context_address(context)
     return {
         "context": context,
@@ -702,10 +720,6 @@ def _query_gids(context: Any, port: int, entries: int) -> list[Gid]:
 # ---------------------------------------------------------------- exit and fork
 
 _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
-# What a fork child must never let go of: closing a verbs object there would close the parent's.
-_parents_objects: list[object] = []
-# Not even when the child's interpreter ends and clears this module.
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_parents_objects))
 
 
 def _at_exit() -> None:
@@ -728,10 +742,11 @@ def _at_exit() -> None:
 def _after_fork_in_child() -> None:
     after_fork_in_child()
     for device in list(_open_devices):
-        _parents_objects.extend([device, device._context, device._pd, *device._children])
-        _parents_objects.extend(child._pyverbs for child in device._children)
+        # Closing a verbs object here would close the parent's.
+        _pyverbs.keep(device, device._context, device._pd, *device._children)
+        _pyverbs.keep(*(child._pyverbs for child in device._children))
         for queue in device.engine.completion_queues:
-            _parents_objects.extend([queue, queue.pyverbs, queue.pyverbs_channel])
+            _pyverbs.keep(queue, queue.pyverbs, queue.pyverbs_channel)
     _open_devices.clear()
 
 
