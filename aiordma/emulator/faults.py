@@ -111,6 +111,8 @@ class When(TypedDict, total=False):
 # ------------------------------------------------------------------ the emulator's side
 
 _lock = threading.RLock()
+# A child of fork() would wait for ever for a thread that it doesn't have.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _active: list[Fault] = []
 
 

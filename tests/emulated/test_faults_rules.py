@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -247,6 +247,41 @@ async def test_a_slow_verb_is_let_go_when_its_rule_ends() -> None:
             assert not registered.is_set()
             rule.stop()
             await registered.wait()
+
+
+def test_a_child_of_fork_can_make_rules_whatever_threads_did_before(run_python: Callable[..., Any]) -> None:
+    run_python("""
+        import os, signal, threading
+        from aiordma import emulator
+        from aiordma.emulator import faults
+
+        emulator.attach(1)
+        rule = faults.drop(nth=5)
+        ended = False
+
+        def make_rules():
+            while not ended:
+                with faults.delay(0.001) as fault:
+                    fault.hits
+
+        threads = [threading.Thread(target=make_rules) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(20):
+                pid = os.fork()
+                if not pid:
+                    signal.alarm(30)
+                    rule.stop()
+                    with faults.drop():
+                        pass
+                    faults.reset()
+                    os._exit(0)
+                assert os.waitpid(pid, 0)[1] == 0
+        finally:
+            ended = True
+        assert not rule.stopped
+    """)
 
 
 async def test_pyverbs_objects_and_numbers_name_qps_and_devices() -> None:
