@@ -248,6 +248,10 @@ class RdmaLink:
         elif event in (CmEvent.ADDR_ERROR, CmEvent.ROUTE_ERROR):
             end.event(Event.FAILED, _no_address(end.where, CmEvent(event).name, abs(status)))
         elif event == CmEvent.REJECTED:
+            if self._endpoint is None:
+                # The side that asks rejects, too, what it doesn't want any more when the answer comes.
+                end.event(Event.FAILED, DisconnectedError(f"{end.where}: the peer gave up while it was accepted"))
+                return
             found, reason, said = read_refusal(status, data)
             end.event(Event.FAILED, RejectedError(end.where, found, reason_text(found), reason, said))
         elif event in (CmEvent.UNREACHABLE, CmEvent.CONNECT_ERROR):

@@ -23,6 +23,7 @@ from aiordma import (
     RejectedError,
     Request,
 )
+from aiordma.cm._rdmacm import RdmaLink
 
 pytestmark = pytest.mark.anyio
 
@@ -387,3 +388,34 @@ async def test_a_prepare_that_is_cancelled_with_receives_posted_leaves_nothing(v
         assert qps(w.device) == 0
         with pytest.raises((aiordma.WrFlushError, ClosedError)):
             await receives[0]
+
+
+async def test_a_client_that_is_cancelled_when_the_answer_has_come_is_one_that_gave_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = RdmaLink._call_ready
+
+    async def stall(self: RdmaLink, end: Any, qp: QueuePair) -> None:
+        if self._endpoint is None:
+            await ready(self, end, qp)
+        else:
+            left.set()
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(RdmaLink, "_call_ready", stall)
+    left = anyio.Event()
+    async with world("rdma_cm") as w, anyio.create_task_group() as group:
+
+        async def leave() -> None:
+            await left.wait()
+            client.cancel()
+
+        async def knock() -> None:
+            with client:
+                await w.connect()
+
+        client = anyio.CancelScope()
+        group.start_soon(knock)
+        group.start_soon(leave)
+        with pytest.raises(DisconnectedError, match="gave up"):
+            await (await w.listener.accept()).accept()
