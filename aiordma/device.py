@@ -183,6 +183,7 @@ class Device:
         self._events: weakref.WeakSet[Events] = weakref.WeakSet()
         self._closing: Pending[None] | None = None
         self._closed = False
+        self._ending = False
         self._lost = False
         self._pid = os.getpid()
         self._thread = threading.get_ident()
@@ -538,8 +539,9 @@ class Device:
 
         What is in flight ends with :class:`ClosedError`; nobody is left to see it.
         """
-        if self._closed:
+        if self._closed or self._ending:
             return
+        self._ending = True
         # An order at a time: what no child stands for any more must be gone before what it depends on.
         children = {group[0].close_order: group for group in self._in_closing_order()}
         for order in sorted({*children, *(order for order, _ in self._teardowns.values())}):

@@ -174,6 +174,13 @@ class Connection(Owned):
         if self._end.lease is not None:
             self._device_closing = self._end.lease.release() or self._device_closing
 
+    def close_now(self) -> None:
+        """Without a loop, and so is what becomes of the device."""
+        lease, self._end.lease = self._end.lease, None
+        super().close_now()
+        if lease is not None:
+            lease.release_now()
+
     @property
     def teardown(self) -> Any:
         return self._end.link.destroy_now
