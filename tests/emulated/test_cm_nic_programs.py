@@ -54,7 +54,9 @@ def run_two(
             )
             if active.returncode and any(sign in active.stdout + active.stderr for sign in again):
                 raise TryAgainError
-            assert active.returncode == 0, active.stdout + active.stderr
+            # rping's main thread destroys the channel that its other one goes back to, which exits with this if it's late.
+            late = active.stderr.endswith("rdma_get_cm_event: Bad file descriptor\n")
+            assert active.returncode == 0 or late, active.stdout + active.stderr
             output, _ = passive.communicate(timeout=30)
             assert passive.returncode == 0, output
         finally:
