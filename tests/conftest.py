@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With --one-loop, take one backend of each test: which one depends on its name alone."""
     # librdmacm keeps each device open that it has opened, until the process ends; tests of what is there when no device is
     # open come before it.
-    items.sort(key=lambda item: item.path.name.startswith("test_cm_"))
+    items.sort(key=lambda item: item.path.name.startswith(("test_cm_", "test_kv_cache")))
     if not config.getoption("--one-loop"):
         return
     chosen, others = [], []
