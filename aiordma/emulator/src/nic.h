@@ -355,6 +355,7 @@ bool scan_errors_watched(void);
 bool scan_hot(void);
 bool scan_some(uint32_t n); /* a few more of them, in turn */
 bool scan_records(uint32_t n); /* of so many only whether their records changed */
+void scan_watch_record(struct emu_qp *, bool);
 void scan_seen(const struct emu_qp *); /* its record is what has been done */
 bool scan_errors(void);
 bool scan_all(void);

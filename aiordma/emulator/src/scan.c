@@ -81,7 +81,16 @@ void scan_add_qp(struct emu_qp *qp)
 	if (!records_grow() || !table_add(&qps, qp, index))
 		*index = NOT_SCANNED;
 	else
-		records[*index] = (struct record){ .at = qp->sq_nbb && qp->db ? &qp->db[1] : NULL };
+		records[*index] = (struct record){ .at = NULL };
+}
+
+/* Of a QP that takes no sends the record is the application's to write, when it resets the QP for example. */
+void scan_watch_record(struct emu_qp *qp, bool watch)
+{
+	uint32_t index = nic(qp)->scan_index;
+
+	if (index != NOT_SCANNED)
+		records[index].at = watch && qp->sq_nbb && qp->db ? &qp->db[1] : NULL;
 }
 
 void scan_remove_qp(struct emu_qp *qp)

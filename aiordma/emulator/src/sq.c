@@ -357,6 +357,7 @@ void emu_qp_state_changed(struct emu_qp *qp, uint8_t old)
 {
 	struct nic_qp *n = nic(qp);
 
+	scan_watch_record(qp, qp->state == IBV_QPS_RTS);
 	switch (qp->state) {
 	case IBV_QPS_RESET:
 		reset(qp);
