@@ -255,9 +255,6 @@ static enum nic_step step_read(struct emu_qp *qp, struct nic_wqe *w, struct nic_
 	switch (nic_copy(&local, &remote, req->len)) {
 	case COPY_GONE:
 	case COPY_BAD_SOURCE:
-		/* A process that is being killed has lost its memory before anything else of it: it doesn't answer. */
-		if (remote.owner && !foreign_reachable(&nic(qp)->wire_link->peer))
-			return requester_lost(qp, syndrome);
 		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_OP_ERR);
 	case COPY_BAD_TARGET:
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
