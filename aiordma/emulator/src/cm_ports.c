@@ -13,9 +13,9 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "capability.h"
 #include "cm.h"
 
 #define PORTS_NAME "ports"
@@ -228,19 +228,6 @@ static int insert(struct cm_id *id, const struct entry *mine)
 	return 0;
 }
 
-static bool may_bind_privileged(void)
-{
-	struct {
-		uint32_t version;
-		int pid;
-	} header = { 0x20080522 /* _LINUX_CAPABILITY_VERSION_3 */, 0 };
-	struct {
-		uint32_t effective, permitted, inheritable;
-	} data[2] = { { 0, 0, 0 } };
-
-	return !syscall(SYS_capget, &header, data) && data[0].effective >> 10 & 1; /* CAP_NET_BIND_SERVICE */
-}
-
 static void port_range(uint32_t *first, uint32_t *last)
 {
 	FILE *f = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
@@ -282,7 +269,7 @@ static int take_this(struct cm_id *id)
 	int err;
 
 	describe(id, &mine);
-	if (mine.port < PRIVILEGED && !may_bind_privileged())
+	if (mine.port < PRIVILEGED && !has_capability(CAP_NET_BIND_SERVICE))
 		return EACCES;
 	err = check(&mine, -1, id->reuseaddr);
 	return err ? err : insert(id, &mine);

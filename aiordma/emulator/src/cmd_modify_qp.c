@@ -3,9 +3,7 @@
  * modify_qp() in core/uverbs_cmd.c, _ib_modify_qp() in core/verbs.c, mlx5_ib_modify_qp() in mlx5/qp.c.
  */
 #define _GNU_SOURCE
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#include "capability.h"
 #include "control.h"
 
 #define PRIVILEGED_QKEY 0x80000000u /* IB_QP_SET_QKEY, include/rdma/ib_verbs.h */
@@ -16,19 +14,6 @@
 #define RNR_TIMER_MASK 0x1f
 /* to_ib_qp_access_flags() in mlx5/qp.c: a queue pair knows no other access rights */
 #define QP_ACCESS (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
-
-static bool may_use_raw_sockets(void)
-{
-	struct {
-		uint32_t version;
-		int pid;
-	} header = { 0x20080522 /* _LINUX_CAPABILITY_VERSION_3 */, 0 };
-	struct {
-		uint32_t effective, permitted, inheritable;
-	} data[2] = { { 0, 0, 0 } };
-
-	return !syscall(SYS_capget, &header, data) && data[0].effective >> 13 & 1; /* CAP_NET_RAW */
-}
 
 static bool port_ok(const struct emu_qp *qp, uint8_t port)
 {
@@ -61,7 +46,7 @@ static int check_request(const struct emu_qp *qp, struct ib_uverbs_modify_qp *m)
 		return EINVAL;
 	if (m->attr_mask & IBV_QP_STATE && m->qp_state > IBV_QPS_ERR)
 		return EINVAL;
-	if (m->attr_mask & IBV_QP_QKEY && m->qkey & PRIVILEGED_QKEY && !may_use_raw_sockets())
+	if (m->attr_mask & IBV_QP_QKEY && m->qkey & PRIVILEGED_QKEY && !has_capability(CAP_NET_RAW))
 		return EPERM;
 	return 0;
 }

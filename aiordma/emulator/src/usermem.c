@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "capability.h"
 #include "control.h"
 
 #ifndef MADV_POPULATE_READ
@@ -122,23 +122,6 @@ int user_check_zero(uint64_t addr, size_t len)
 /* Pages pinned by this process: mm->pinned_vm in the kernel. Guarded by emu.lock. */
 static uint64_t pinned_vm;
 
-/* Effective CAP_IPC_LOCK, by the raw call: libcap would be a dependency for one bit. Root of a user namespace seems to
- * have it here and doesn't in the kernel, which asks for it in the initial namespace. */
-static bool can_exceed_memlock(void)
-{
-	struct {
-		uint32_t version;
-		int pid;
-	} header = { 0x20080522 /* _LINUX_CAPABILITY_VERSION_3 */, 0 };
-	struct {
-		uint32_t effective, permitted, inheritable;
-	} data[2] = { { 0, 0, 0 } };
-
-	if (syscall(SYS_capget, &header, data))
-		return false;
-	return data[0].effective >> 14 & 1; /* CAP_IPC_LOCK */
-}
-
 /* What /proc says of a range, for kernels before 5.14 that can't populate it. */
 static int check_maps(uint64_t start, uint64_t end, bool writable)
 {
@@ -196,12 +179,12 @@ int umem_get(uint64_t addr, uint64_t len, bool writable, uint64_t *pages)
 		return EINVAL;
 	if (getrlimit(RLIMIT_MEMLOCK, &limit))
 		return errno;
-	if (!limit.rlim_cur && !can_exceed_memlock())
+	if (!limit.rlim_cur && !has_capability(CAP_IPC_LOCK))
 		return EPERM;
 	n = (end - start) / page;
 	if (!n || n > UINT32_MAX)
 		return EINVAL;
-	if (limit.rlim_cur != RLIM_INFINITY && pinned_vm + n > limit.rlim_cur / page && !can_exceed_memlock()) {
+	if (limit.rlim_cur != RLIM_INFINITY && pinned_vm + n > limit.rlim_cur / page && !has_capability(CAP_IPC_LOCK)) {
 		emu_log(EMU_INFO, "pinning %" PRIu64 " bytes: %" PRIu64 " pinned already, RLIMIT_MEMLOCK is %" PRIu64,
 			n * page, pinned_vm * page, (uint64_t)limit.rlim_cur);
 		return ENOMEM;
