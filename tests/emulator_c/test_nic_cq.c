@@ -94,6 +94,57 @@ static void wraps_and_overruns(void)
 	close_all();
 }
 
+/* As if so many completions had come and been taken, of which the device hasn't looked at the reader's index since. */
+static void pass(struct tcq *t, uint32_t completions)
+{
+	emu_lock();
+	t->cq.pi += completions;
+	t->ci += completions;
+	__atomic_store_n(&t->db[0], htobe32(t->ci & 0xffffff), __ATOMIC_RELEASE);
+	emu_unlock();
+}
+
+/* Readers' indices have 24 bits. Over three laps: no overrun where there is none, one where there is; an event for what
+ * comes after arming and for nothing else. */
+static void laps_of_the_index(void)
+{
+	uint64_t element;
+
+	open_all(8, true);
+	for (unsigned i = 0; i < 12; i++) {
+		pass(&rcq, 1u << 22);
+		for (unsigned k = 0; k < 8; k++)
+			message(false);
+		poll_all(8);
+		cq_arm(&rcq, true);
+		message(false);
+		CHECK(!channel_readable(&channel, 2));
+		message(true);
+		take_event();
+		poll_all(2);
+		/* A solicited one that's long ago, and a request that is older than half a lap. */
+		cq_arm(&rcq, true);
+		pass(&rcq, 1u << 22);
+		message(false);
+		pass(&rcq, 1u << 22);
+		message(false);
+		pass(&rcq, 1u << 22);
+		message(false);
+		CHECK(!channel_readable(&channel, 2));
+		poll_all(3);
+		message(true);
+		take_event();
+		poll_all(1);
+	}
+	CHECK_EQ(async_event(&app, NULL, 1), -1);
+	for (unsigned k = 0; k < 9; k++)
+		message(false);
+	CHECK_EQ(async_event(&app, &element, 1000), IBV_EVENT_CQ_ERR);
+	CHECK_EQ(element, (uintptr_t)&rcq);
+	poll_all(8);
+	close_all();
+}
+
 static void events(void)
 {
 	open_all(64, true);
@@ -282,6 +333,7 @@ int main(void)
 {
 	world_open(1);
 	wraps_and_overruns();
+	laps_of_the_index();
 	events();
 	solicited();
 	moderation();

@@ -40,7 +40,7 @@ static uint8_t vendor_syndrome(uint8_t syndrome)
 	}
 }
 
-static struct mlx5_cqe64 *cqe_at(const struct emu_cq *cq, uint32_t index)
+static struct mlx5_cqe64 *cqe_at(const struct emu_cq *cq, uint64_t index)
 {
 	uint8_t *cqe = cq->buf + (size_t)(index & (cq->ncqe - 1)) * cq->cqe_size;
 
@@ -53,16 +53,16 @@ static uint32_t unread(struct emu_cq *cq)
 {
 	uint32_t ci = load_be32(&cq->db[0]) & INDEX_MASK;
 
-	/* The library skips the RESIZE_CQ mark, but writes its index only with the next CQE it takes. */
-	if (((ci - cq->ci_floor) & INDEX_MASK) > INDEX_MASK / 2)
-		ci = cq->ci_floor;
-	cq->ci = ci;
-	return (cq->pi - ci) & INDEX_MASK;
+	/* The library skips the RESIZE_CQ mark, but writes its index only with the next CQE it takes. A reader doesn't go
+	 * back, so what was read is the floor from then on: one that stayed would be ahead of the index again after 2^23. */
+	if (((ci - cq->ci) & INDEX_MASK) <= INDEX_MASK / 2)
+		cq->ci = ci;
+	return ((uint32_t)cq->pi - cq->ci) & INDEX_MASK;
 }
 
 static bool full(struct emu_cq *cq)
 {
-	return ((cq->pi - cq->ci) & INDEX_MASK) >= cq->ncqe && unread(cq) >= cq->ncqe;
+	return (((uint32_t)cq->pi - cq->ci) & INDEX_MASK) >= cq->ncqe && unread(cq) >= cq->ncqe;
 }
 
 static void put(struct emu_cq *cq, const struct nic_cqe *c)
@@ -118,8 +118,8 @@ bool cq_write(struct emu_cq *cq, const struct nic_cqe *c)
 	if (unlikely(injecting))
 		inject_before_cqe(cq);
 	put(cq, c);
-	emu_log(EMU_DEBUG, "CQ 0x%x[%u]: op %u wqe op 0x%x qp 0x%x counter %u bytes %u syndrome 0x%x", cq->cqn, cq->pi - 1,
-		c->op, c->wqe_op, c->qpn, c->counter, c->bytes, c->syndrome);
+	emu_log(EMU_DEBUG, "CQ 0x%x[%u]: op %u wqe op 0x%x qp 0x%x counter %u bytes %u syndrome 0x%x", cq->cqn,
+		(uint32_t)cq->pi - 1, c->op, c->wqe_op, c->qpn, c->counter, c->bytes, c->syndrome);
 	if (cq->channel)
 		cq_check_armed(cq);
 	if (unlikely(injecting))
@@ -139,12 +139,12 @@ bool cq_write_for(struct emu_qp *qp, struct emu_cq *cq, const struct nic_cqe *c)
 
 /* ---------------------------------------------------------------- events */
 
-/* True if `pi` has gone past the index that the reader had reached when it armed. */
-static bool past(uint32_t pi, uint32_t arm_ci)
+/* The producer index, of all its bits, at which the reader's was `index`, or will be: it's within half a lap. */
+static uint64_t whole_index(const struct emu_cq *cq, uint32_t index)
 {
-	uint32_t ahead = (pi - arm_ci) & INDEX_MASK;
+	uint32_t behind = ((uint32_t)cq->pi - index) & INDEX_MASK;
 
-	return ahead && ahead <= INDEX_MASK / 2;
+	return behind <= INDEX_MASK / 2 ? cq->pi - behind : cq->pi + (INDEX_MASK + 1 - behind);
 }
 
 static void fire(struct emu_cq *cq)
@@ -158,11 +158,11 @@ static void fire(struct emu_cq *cq)
 }
 
 /* ibv_modify_cq(): an event for `moderate_count` completions, or when the first of them is `moderate_period` us old. */
-static bool moderated(struct emu_cq *cq, uint32_t pi)
+static bool moderated(struct emu_cq *cq, uint64_t pi)
 {
 	if (cq->moderate_count <= 1 || !cq->moderate_period)
 		return false;
-	if (((pi - cq->arm_ci) & INDEX_MASK) >= cq->moderate_count)
+	if (pi - cq->arm_ci >= cq->moderate_count)
 		return false;
 	if (!cq->event_due_ns)
 		cq->event_due_ns = engine_now() + cq->moderate_period * 1000ull;
@@ -175,7 +175,7 @@ static bool moderated(struct emu_cq *cq, uint32_t pi)
 bool cq_check_armed(struct emu_cq *cq)
 {
 	uint32_t word = __atomic_load_n(&cq->db[1], __ATOMIC_ACQUIRE);
-	uint32_t pi;
+	uint64_t pi;
 
 	if (word != cq->last_arm) {
 		/* Its sequence number, bits 29..28, changes with every event the reader took, so a new request is a new
@@ -183,12 +183,12 @@ bool cq_check_armed(struct emu_cq *cq)
 		cq->last_arm = word;
 		word = be32toh(word);
 		cq->armed = word & MLX5_CQ_DB_REQ_NOT_SOL ? 2 : 1;
-		cq->arm_ci = inject_arm_index(cq, word & INDEX_MASK);
+		cq->arm_ci = whole_index(cq, inject_arm_index(cq, word & INDEX_MASK));
 	}
 	if (!cq->armed)
 		return false;
 	pi = cq->armed == 1 ? cq->pi : cq->solicited_pi;
-	if (!past(pi, cq->arm_ci) || moderated(cq, pi))
+	if ((int64_t)(pi - cq->arm_ci) <= 0 || moderated(cq, pi))
 		return false;
 	fire(cq);
 	return true;
@@ -244,11 +244,10 @@ int emu_cq_resize(struct emu_cq *cq, uint8_t *buf, uint32_t ncqe, uint32_t cqe_s
 	mark->op_own = (uint8_t)(MLX5_CQE_RESIZE_CQ << 4 | !!(cq->pi & cq->ncqe));
 	cq->pi++;
 	cq->solicited_pi += cq->solicited_pi == cq->pi - 1;
-	cq->ci_floor = (cq->ci + 1) & INDEX_MASK;
+	cq->ci = (cq->ci + 1) & INDEX_MASK;
 	cq->buf = buf;
 	cq->ncqe = ncqe;
 	cq->cqe_size = cqe_size;
-	cq->ci = cq->ci_floor;
 	mark_invalid(cq);
 	return 0;
 }

@@ -208,7 +208,7 @@ static uint8_t query_cq(struct devx_call *c)
 	prm_set(cqc, CQC_CQ_PERIOD, cq->moderate_period);
 	prm_set(cqc, CQC_CQ_MAX_COUNT, cq->moderate_count);
 	prm_set(cqc, CQC_C_EQN, DEVX_FIRST_EQN + cq->comp_vector);
-	prm_set(cqc, CQC_LAST_SOLICIT_INDEX, cq->solicited_pi);
+	prm_set(cqc, CQC_LAST_SOLICIT_INDEX, cq->solicited_pi & INDEX_MASK);
 	prm_set(cqc, CQC_CONSUMER_COUNTER, load_be32(&cq->db[0]) & INDEX_MASK);
 	prm_set(cqc, CQC_PRODUCER_COUNTER, cq->pi & INDEX_MASK);
 	prm_set(cqc, CQC_DBR_ADDR, (uintptr_t)cq->db);

@@ -173,10 +173,10 @@ struct emu_cq {
 	uint8_t *buf;
 	uint32_t *db; /* [0] consumer index, [1] arm; big-endian; in the application's memory */
 	uint32_t ncqe, cqe_size;
-	uint32_t pi; /* producer index */
-	uint32_t solicited_pi;
+	/* The producer index: now, behind the last solicited CQE, and where the reader had read to when it armed. Of the
+	 * 24 bits that the reader sees of them an old one would look new again after half a lap. */
+	uint64_t pi, solicited_pi, arm_ci;
 	uint8_t armed; /* 0, 1 next completion, 2 next solicited */
-	uint32_t arm_ci;
 	uint32_t uar_page, comp_vector; /* control's, for queries; also uar_page of QPs and WQs */
 	bool overrun; /* in error: IBV_EVENT_CQ_ERR raised, no further CQE */
 	uint64_t user_handle;
@@ -184,9 +184,9 @@ struct emu_cq {
 	uint32_t comp_events, async_events; /* written to the channel and not taken back */
 	uint16_t moderate_count, moderate_period;
 	struct emu_list armed_link;
-	/* cq.c and engine.c: the consumer index as last read, where it must at least be after a resize, the arm word that
+	/* cq.c and engine.c: the consumer index as last read (or where it must be, after a resize), the arm word that
 	 * was last acted upon, when a moderated event is due, place in the engine's scan */
-	uint32_t ci, ci_floor, last_arm, scan_index;
+	uint32_t ci, last_arm, scan_index;
 	uint64_t event_due_ns;
 	uint64_t pinned; /* control's: pages charged to RLIMIT_MEMLOCK for the buffer; also in SRQs and QPs */
 };
