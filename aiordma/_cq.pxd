@@ -71,7 +71,6 @@ cdef class CompletionQueue:
     cdef bint polling
     cdef object tick_callback
     cdef uint64_t spin_max_ns
-    cdef uint64_t spin_ns
     cdef uint32_t spin_misses
     cdef uint32_t budget
     cdef uint32_t immediate

@@ -37,7 +37,7 @@ class CompletionEngine:
     """The CQs of one device on one event loop.
 
     It makes CQs as QPs need them, each large enough for every work request of its QPs. ``statistics()`` has the
-    counters of each. ``spin_us``: before a task parks, its CQ is polled for up to so many microseconds (adaptive: less
+    counters of each. ``spin_us``: before a task parks, its CQ is polled for up to so many microseconds (seldom,
     while spinning doesn't help); 0 turns that off.
     """
 
