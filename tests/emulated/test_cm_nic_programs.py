@@ -70,7 +70,7 @@ def run_two(
 def wait_for_listener(runtime: Path, process: "subprocess.Popen[str]") -> None:
     """Until some entry of the table of ports (src/cm_ports.c) listens."""
     deadline = time.monotonic() + 60
-    table = runtime / f"aiordma-{os.geteuid()}.3" / "ports"
+    table = runtime / f"aiordma-{os.geteuid()}.4" / "ports"
     while process.poll() is None:
         assert time.monotonic() < deadline
         if table.exists():

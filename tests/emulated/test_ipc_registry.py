@@ -12,7 +12,7 @@ from pyverbs import enums as e
 
 
 def folder(runtime: Path) -> Path:
-    return runtime / f"aiordma-{os.geteuid()}.3"
+    return runtime / f"aiordma-{os.geteuid()}.4"
 
 
 def files(runtime: Path) -> list[str]:

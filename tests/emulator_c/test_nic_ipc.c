@@ -280,7 +280,7 @@ static int open_link(void)
 	int fd = -1;
 	DIR *dir;
 
-	snprintf(path, sizeof(path), "%s/aiordma-%u.3", folder, (unsigned)geteuid());
+	snprintf(path, sizeof(path), "%s/aiordma-%u.4", folder, (unsigned)geteuid());
 	dir = opendir(path);
 	while (dir && fd < 0 && (d = readdir(dir)))
 		if (!strncmp(d->d_name, "link-", 5))
@@ -413,7 +413,7 @@ static void registry_cutter(bool unused)
 
 	(void)unused;
 	usleep(200000);
-	snprintf(path, sizeof(path), "%s/aiordma-%u.3/registry", folder, (unsigned)geteuid());
+	snprintf(path, sizeof(path), "%s/aiordma-%u.4/registry", folder, (unsigned)geteuid());
 	CHECK(!truncate(path, 0));
 	usleep(500000);
 	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
@@ -484,7 +484,7 @@ int main(void)
 		together(disturbed, registry_cutter, one_copy);
 		munmap(s, sizeof(*s));
 	}
-	snprintf(path, sizeof(path), "%s/aiordma-%u.3", folder, (unsigned)geteuid());
+	snprintf(path, sizeof(path), "%s/aiordma-%u.4", folder, (unsigned)geteuid());
 	remove_all(path);
 	remove_all(folder);
 	return 0;

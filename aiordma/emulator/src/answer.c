@@ -27,7 +27,7 @@ static bool take_payload(const struct wire_link *l, const struct wire_request *w
 		return true;
 	if (!(w->flags & WIRE_PIECES_FOLLOW))
 		return sgl_add(&payload, s->payload, w->len);
-	payload.owner = l->peer.pid;
+	payload.owner = &l->memory;
 	for (uint32_t i = 0; i < w->npieces; i++) {
 		struct wire_piece one = p[i];
 

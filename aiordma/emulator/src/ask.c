@@ -198,7 +198,7 @@ static bool take_data(struct wire_link *l, struct wire_slot *s, uint32_t npieces
 		return len <= WIRE_PAYLOAD && sgl_add(data, s->payload, len);
 	if (npieces > WIRE_PIECES)
 		return false;
-	data->owner = l->peer.pid;
+	data->owner = &l->memory;
 	for (uint32_t i = 0; i < npieces; i++) {
 		struct wire_piece one = p[i];
 

@@ -8,6 +8,8 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "nic.h"
 #include "wire.h"
@@ -417,6 +419,7 @@ static void *engine_main(void *unused)
 	cpu_short_slices();
 	fault_guard_start();
 	pthread_mutex_lock(&emu.lock);
+	registry_thread((pid_t)syscall(SYS_gettid));
 	e.now = now_ns();
 	while (!__atomic_load_n(&e.stop, __ATOMIC_RELAXED)) {
 		if (unlikely(__atomic_load_n(&e.resting, __ATOMIC_RELAXED))) {

@@ -27,15 +27,24 @@ static ssize_t read_from(pid_t pid, const struct nic_piece *local, uint32_t nloc
 				(const struct iovec *)(const void *)remote, nremote < IOV_MAX ? nremote : IOV_MAX, 0);
 }
 
-bool foreign_reachable(const struct registry_peer *peer)
+/* Its id means another process, or none, or even us, if it's in another PID namespace, or if it has ended. */
+static bool is_there(const struct nic_foreign *f)
+{
+	uint64_t value = 0;
+	struct nic_piece local = { (uint8_t *)&value, sizeof(value) };
+	struct nic_piece remote = { (uint8_t *)(uintptr_t)f->nonce_address, sizeof(value) };
+
+	return f->nonce && read_from(f->thread, &local, 1, &remote, 1) == sizeof(value) && value == f->nonce;
+}
+
+bool foreign_reachable(const struct registry_peer *peer, struct nic_foreign *f)
 {
 	const struct registry_entry *e = registry_entry(peer->slot);
-	uint64_t value = 0, nonce = e->nonce;
-	struct nic_piece local = { (uint8_t *)&value, sizeof(value) };
-	struct nic_piece remote = { (uint8_t *)(uintptr_t)e->nonce_address, sizeof(value) };
 
-	/* Its id means another process, or none, or even us, if it's in another PID namespace. */
-	return emu.one_copy && peer->pid != getpid() && read_from(peer->pid, &local, 1, &remote, 1) == sizeof(value) && value == nonce && nonce;
+	f->thread = __atomic_load_n(&e->thread, __ATOMIC_ACQUIRE);
+	f->nonce = e->nonce;
+	f->nonce_address = e->nonce_address;
+	return emu.one_copy && peer->pid != getpid() && f->thread > 0 && is_there(f);
 }
 
 void foreign_allow(pid_t pid)
@@ -77,12 +86,17 @@ static bool copy_pieces(struct nic_sgl *to, const struct nic_sgl *from, uint64_t
 	return !len;
 }
 
-/* EFAULT says that some address was wrong, not on which side. */
-static enum nic_copied whose_fault(const struct nic_piece *target)
+/* A process that is being killed loses its memory before anything else of it, one thread after the other (do_exit() in the
+ * kernel's exit.c), and may lose it to the OOM killer while all of them still stand. Its device thread is what would
+ * answer us, so it's that one's memory that is read: if the nonce can't be had from it any more, no more can an answer.
+ * Otherwise it lives. EFAULT says that some address was wrong, not on which side. */
+static enum nic_copied whose_fault(const struct nic_foreign *owner, const struct nic_piece *target)
 {
 	static struct nic_sgl there, here;
 	uint8_t byte;
 
+	if (!is_there(owner))
+		return COPY_GONE;
 	sgl_reset(&there);
 	sgl_reset(&here);
 	if (!sgl_add(&there, target->p, 1) || !sgl_add(&here, &byte, 1))
@@ -101,6 +115,8 @@ enum nic_copied foreign_copy(const struct nic_sgl *dst, const struct nic_sgl *sr
 
 	if (!len)
 		return COPY_DONE;
+	if (src->owner->thread <= 0)
+		return COPY_GONE; /* nobody's: 0 is ourselves */
 	if (!copy_pieces(&local, dst, len) || !copy_pieces(&remote, src, len))
 		return COPY_BAD_SOURCE;
 	/* The last bytes come last, as in copy.c: the kernel reads them to a place of our own. */
@@ -114,9 +130,9 @@ enum nic_copied foreign_copy(const struct nic_sgl *dst, const struct nic_sgl *sr
 		ssize_t n;
 
 		advance(&local, &l, 0);
-		n = read_from(src->owner, local.v + l, local.n - l, remote.v + r, remote.n - r);
+		n = read_from(src->owner->thread, local.v + l, local.n - l, remote.v + r, remote.n - r);
 		if (n <= 0)
-			return n < 0 && errno != EFAULT ? COPY_GONE : whose_fault(&local.v[l]);
+			return whose_fault(src->owner, &local.v[l]);
 		left -= (uint64_t)n;
 		advance(&local, &l, (uint64_t)n);
 		advance(&remote, &r, (uint64_t)n);

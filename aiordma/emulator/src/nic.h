@@ -40,17 +40,23 @@ struct nic_piece {
 	uint64_t len;
 };
 
+/* The memory of another process: it's that process's as long as `nonce` is at its address. */
+struct nic_foreign {
+	pid_t thread;
+	uint64_t nonce, nonce_address;
+};
+
 /* Pieces of host memory, in order. Grows as needed and keeps what it grew to. */
 struct nic_sgl {
 	struct nic_piece *v;
 	uint32_t n, cap;
-	pid_t owner; /* whose memory it is, if not ours */
+	const struct nic_foreign *owner; /* whose memory it is, if not ours */
 };
 
 static inline void sgl_reset(struct nic_sgl *s)
 {
 	s->n = 0;
-	s->owner = 0;
+	s->owner = NULL;
 }
 
 bool sgl_grow(struct nic_sgl *);
@@ -69,7 +75,7 @@ uint64_t sgl_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t
 /* The same, in the device thread, if the memory may be gone. */
 enum nic_copied { COPY_DONE, COPY_BAD_SOURCE, COPY_BAD_TARGET, COPY_GONE };
 enum nic_copied fault_guard_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
-/* From another process's memory (foreign.c). COPY_GONE: it can't be had in this way at all. */
+/* From another process's memory (foreign.c). COPY_GONE: it's gone, and its process with it, or all but. */
 enum nic_copied foreign_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
 
 static inline enum nic_copied nic_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len)

@@ -28,7 +28,7 @@
 
 /* Of everything in the folder: another layout needs another number. Processes of different versions don't meet, and don't
  * take each other's files for those of the dead. */
-#define LAYOUT 3u
+#define LAYOUT 4u
 
 bool qpn_shared;
 uint32_t qpn_first_block;
@@ -144,6 +144,7 @@ static bool take_slot(void)
 	e->nonce_address = (uintptr_t)&nonce;
 	memset(e->calling, 0, sizeof(e->calling));
 	__atomic_store_n(&e->asleep, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&e->thread, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&e->pid, self.pid, __ATOMIC_RELEASE);
 	return true;
 }
@@ -287,6 +288,12 @@ bool registry_lost(void)
 const struct registry_peer *registry_self(void)
 {
 	return &self;
+}
+
+void registry_thread(pid_t thread)
+{
+	if (shared)
+		__atomic_store_n(&shared->entry[self.slot].thread, thread, __ATOMIC_RELEASE);
 }
 
 struct registry_entry *registry_entry(uint32_t slot)

@@ -22,6 +22,7 @@
 struct registry_entry {
 	uint32_t generation; /* of the slot: another one, another process */
 	int32_t pid;
+	int32_t thread; /* its device thread: as long as that one lives, so does the memory; 0: there is none */
 	/* Where `nonce` is to be found in the process's memory: who reads it there can read the rest as well. */
 	uint64_t nonce, nonce_address;
 	uint32_t asleep;    /* its device thread has to be woken */
@@ -50,6 +51,7 @@ bool registry_on(void);
 bool registry_torn(uintptr_t address, uintptr_t *start, size_t *len);
 bool registry_lost(void);
 const struct registry_peer *registry_self(void);
+void registry_thread(pid_t); /* our device thread */
 struct registry_entry *registry_entry(uint32_t slot);
 const char *registry_folder(void);
 

@@ -254,6 +254,9 @@ static enum nic_step step_read(struct emu_qp *qp, struct nic_wqe *w, struct nic_
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	switch (nic_copy(&local, &remote, req->len)) {
 	case COPY_GONE:
+		/* An answer that can't be taken is none, and there won't be another. */
+		nic(qp)->wire = WIRE_LOST;
+		return wait_wire(qp, syndrome);
 	case COPY_BAD_SOURCE:
 		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_OP_ERR);
 	case COPY_BAD_TARGET:

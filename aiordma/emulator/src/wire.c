@@ -347,7 +347,7 @@ static void find_reach(struct wire_link *l)
 	if (likely(__atomic_load_n(reach, __ATOMIC_RELAXED)) ||
 	    !__atomic_load_n(&l->shared->here[!l->side], __ATOMIC_ACQUIRE))
 		return;
-	__atomic_store_n(reach, foreign_reachable(&l->peer) ? REACH_YES : REACH_NO, __ATOMIC_RELEASE);
+	__atomic_store_n(reach, foreign_reachable(&l->peer, &l->memory) ? REACH_YES : REACH_NO, __ATOMIC_RELEASE);
 	emu_log(EMU_DEBUG, "the memory of process %d is %s", l->peer.pid,
 		__atomic_load_n(reach, __ATOMIC_RELAXED) == REACH_YES ? "readable" : "out of reach: payload is copied twice");
 }

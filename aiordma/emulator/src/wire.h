@@ -84,6 +84,7 @@ struct wire_shared {
 struct wire_link {
 	struct emu_list link;
 	struct registry_peer peer;
+	struct nic_foreign memory; /* of the peer, if we may read it */
 	struct wire_shared *shared;
 	struct wire_half *mine, *theirs; /* where we ask; where the other side does */
 	uint32_t side;			 /* ours */
@@ -182,7 +183,7 @@ void flights_lose(struct emu_qp *);
 bool wire_take_requests(struct wire_link *, uint32_t head); /* those that came before the ring's head was there */
 
 /* foreign.c */
-bool foreign_reachable(const struct registry_peer *); /* may we read its memory? */
+bool foreign_reachable(const struct registry_peer *, struct nic_foreign *); /* may we read its memory? */
 void foreign_allow(pid_t);			      /* it may read ours, if that is for us to say */
 /* All of them in one new piece of our own memory, to be free()d; NULL: no memory, or *copied says what else. */
 void *foreign_gather(const struct nic_sgl *, uint64_t len, enum nic_copied *copied);

@@ -68,7 +68,7 @@ static void make_peer(void)
 	CHECK(mkdtemp(folder));
 	atexit(clean_up);
 	setenv("AIORDMA_EMULATOR_RUNTIME_DIR", folder, 1);
-	snprintf(path, sizeof(path), "%s/aiordma-%u.3", folder, (unsigned)geteuid());
+	snprintf(path, sizeof(path), "%s/aiordma-%u.4", folder, (unsigned)geteuid());
 	CHECK(!mkdir(path, 0700));
 	snprintf(registry_path, sizeof(registry_path), "%s/registry", path);
 	snprintf(link_path, sizeof(link_path), "%s/link-0.1-%u.1", path, PEER);
@@ -126,7 +126,7 @@ static void build(void)
 	/* Slot 0 in its first generation each time; blocks from the first. */
 	memset(&reg->entry[0], 0, sizeof(reg->entry[0]));
 	reg->entry[PEER].generation = 1;
-	reg->entry[PEER].pid = peer_pid;
+	reg->entry[PEER].pid = reg->entry[PEER].thread = peer_pid;
 	reg->entry[PEER].asleep = 0;
 	reg->next_block = 0;
 	memset(reg->block_owner, 0, sizeof(reg->block_owner));
@@ -299,9 +299,11 @@ static void do_registry(struct input *in)
 	/* The memory of any other process is none of ours to look at. */
 	if (reg->entry[PEER].pid > 0)
 		reg->entry[PEER].pid = peer_pid;
+	if (reg->entry[PEER].thread > 0)
+		reg->entry[PEER].thread = peer_pid;
 	for (uint32_t i = 0; i < REGISTRY_SLOTS; i++)
 		if (i != PEER && i != registry_self()->slot)
-			reg->entry[i].pid = 0;
+			reg->entry[i].pid = reg->entry[i].thread = 0;
 }
 
 static void do_cut(struct input *in)

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT
+ * A peer that is killed (SIGKILL) in the middle of whatever is asked of it doesn't answer: work requests end with
+ * RETRY_EXC when timeout and retry_cnt have run out, and with nothing else. Many times over, at any moment of its end. */
+#define _GNU_SOURCE
+#include "nic_world.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MEM (4u << 20)
+#define DEPTH 8u
+#define KEY 0x1122334455667788ull
+
+enum { READ, FAR_READ, WRITE, SEND, ATOMIC, DC_READ, DC_SEND, WAYS };
+#define ROUNDS (20u * WAYS)
+
+/* What the test's processes share, apart from what is tested. */
+static struct shared {
+	uint32_t rc_peer, rc, dct, key, born, begun, over;
+	uint8_t mem[2][MEM] __attribute__((aligned(4096)));
+} *s;
+
+static char folder[] = "/tmp/aiordma-test-XXXXXX";
+static struct app app;
+static struct tcq cq;
+static struct tsrq srq;
+static struct tqp rc, dc;
+static struct tmr mr;
+
+static uint32_t load(uint32_t *p)
+{
+	return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+static void store(uint32_t *p, uint32_t value)
+{
+	__atomic_store_n(p, value, __ATOMIC_RELEASE);
+}
+
+static void wait_for(uint32_t *p, uint32_t value)
+{
+	uint64_t until = monotonic_us() + 30000000;
+
+	while (load(p) < value) {
+		CHECK(monotonic_us() < until);
+		usleep(100);
+	}
+}
+
+static void open_side(unsigned side)
+{
+	emu.reach_host = emu.one_copy = true;
+	world_open(1);
+	app_open(&app, 0);
+	cq_new(&cq, &app, 256, NULL);
+	srq_new(&srq, &app, 64, 1);
+	mr_new(&mr, &app, s->mem[side], MEM, ALL_ACCESS);
+	qp_new(&rc, &app, &cq, &cq, (struct qp_opts){ .sq_nbb = 64, .srq = side ? &srq : NULL });
+	qp_new(&dc, &app, &cq, &cq,
+	       (struct qp_opts){ .type = IBV_QPT_DRIVER, .dci = !side, .dct = side, .srq = side ? &srq : NULL, .sq_nbb = 64 });
+	dc.qp.dc_key = KEY;
+	rc.qp.timeout = dc.qp.timeout = 10; /* 4 ms, twice */
+	rc.qp.retry_cnt = dc.qp.retry_cnt = 1;
+}
+
+/* ---------------------------------------------------------------- who is killed */
+
+static _Noreturn void victim(uint32_t round)
+{
+	struct sge e = { s->mem[1], MEM, 0 };
+
+	open_side(1);
+	e.key = mr.m.key;
+	qp_set_peer(&rc, 0, s->rc_peer);
+	qp_to_rts(&rc);
+	qp_to_rts(&dc);
+	for (unsigned i = 0; i < 48; i++)
+		srq_post(&srq, &e, 1);
+	s->rc = rc.qp.qpn;
+	s->dct = dc.qp.qpn;
+	s->key = mr.m.key;
+	store(&s->born, round);
+	/* Only the main thread ends, and has no memory any more. The others go on. */
+	if (round % 2)
+		pthread_exit(NULL);
+	for (;;)
+		pause();
+}
+
+/* ---------------------------------------------------------------- who survives */
+
+static void again(struct tqp *q)
+{
+	qp_state(q, IBV_QPS_RESET);
+	qp_set_peer(q, 0, s->rc);
+	qp_to_rts(q);
+}
+
+static void ask(unsigned way, struct tqp *q)
+{
+	static const uint8_t opcode[] = { MLX5_OPCODE_RDMA_READ,  MLX5_OPCODE_RDMA_READ, MLX5_OPCODE_RDMA_WRITE, MLX5_OPCODE_SEND,
+					  MLX5_OPCODE_ATOMIC_FA, MLX5_OPCODE_RDMA_READ, MLX5_OPCODE_SEND };
+	static const uint32_t len[] = { 20000, MEM, 300000, 20000, 8, 20000, 20000 };
+	union ibv_gid gid = device_gid(0);
+	struct sge e = { s->mem[0], len[way], mr.m.key };
+	struct wr w = { .opcode = opcode[way], .sg = &e, .nsg = 1, .raddr = (uintptr_t)s->mem[1], .rkey = s->key,
+			.swap_add = 1, .dqpn = s->dct, .dc_key = KEY, .dgid = &gid };
+
+	qp_post(q, &w);
+}
+
+static void survivor(void)
+{
+	open_side(0);
+	s->rc_peer = rc.qp.qpn;
+	store(&s->over, 1);
+	for (uint32_t round = 1; round <= ROUNDS; round++) {
+		unsigned way = round % WAYS, asked = 0, failed = 0;
+		struct tqp *q = way >= DC_READ ? &dc : &rc;
+		struct wc wc;
+
+		wait_for(&s->born, round);
+		again(q);
+		for (; asked < DEPTH; asked++)
+			ask(way, q);
+		store(&s->begun, round);
+		while (asked--) {
+			cq_wait(&cq, &wc);
+			if (!wc.syndrome) {
+				CHECK(!failed);
+				ask(way, q);
+				asked++;
+				continue;
+			}
+			/* The first, and those behind it. */
+			CHECK_EQ(wc.syndrome,
+				 failed++ ? MLX5_CQE_SYNDROME_WR_FLUSH_ERR : MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
+		}
+		CHECK_EQ(qp_state_now(q), IBV_QPS_ERR);
+		store(&s->over, round + 1);
+	}
+	qp_free(&rc);
+	qp_free(&dc);
+	srq_free(&srq);
+	cq_free(&cq);
+	mr_free(&mr);
+	app_close(&app);
+	world_close();
+	exit(0);
+}
+
+/* ---------------------------------------------------------------- */
+
+static pid_t start(void)
+{
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (!pid)
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* if one fails all end */
+	return pid;
+}
+
+static void remove_all(const char *path)
+{
+	DIR *dir = opendir(path);
+	struct dirent *d;
+
+	while (dir && (d = readdir(dir)))
+		unlinkat(dirfd(dir), d->d_name, 0);
+	if (dir)
+		closedir(dir);
+	rmdir(path);
+}
+
+int main(void)
+{
+	char path[PATH_MAX];
+	pid_t first, second;
+	int status;
+
+	CHECK(mkdtemp(folder));
+	setenv("AIORDMA_EMULATOR_RUNTIME_DIR", folder, 1);
+	s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(s != MAP_FAILED);
+	srand(4);
+	first = start();
+	if (!first)
+		survivor();
+	wait_for(&s->over, 1);
+	for (uint32_t round = 1; round <= ROUNDS; round++) {
+		second = start();
+		if (!second)
+			victim(round);
+		wait_for(&s->begun, round);
+		usleep((useconds_t)(rand() % 3000));
+		CHECK(!kill(second, SIGKILL));
+		wait_for(&s->over, round + 1);
+		CHECK_EQ(waitpid(second, &status, 0), second);
+	}
+	CHECK_EQ(waitpid(first, &status, 0), first);
+	CHECK_EQ(status, 0);
+	snprintf(path, sizeof(path), "%s/aiordma-%u.4", folder, (unsigned)geteuid());
+	remove_all(path);
+	remove_all(folder);
+	return 0;
+}
