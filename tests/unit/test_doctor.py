@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import stat
 import subprocess
 import sys
@@ -274,6 +275,37 @@ def test_an_interface_in_another_network_namespace(machine_: Machine) -> None:
     finding = the_one(network.check_link(machine_.system(), machine_.facts()))
     assert (finding.reason, finding.subject) == ("other-namespace", "eth7")
     assert "--network=host" in finding.cure[0]
+
+
+_SOCKETS = "  sl  local_address rem_address   st tx_queue rx_queue\n"
+
+
+@pytest.mark.parametrize(
+    ("sockets", "reasons"),
+    [
+        pytest.param({"udp": "", "udp6": ""}, ["", "not-listening"], id="none"),
+        pytest.param({"udp": "  9: 00000000:12B7 00000000:0000 07\n"}, [""], id="IPv4"),
+        pytest.param({"udp": "", "udp6": f"  9: {32 * '0'}:12B7 {32 * '0'}:0000 07\n"}, [""], id="IPv6"),
+        # Whose 4791 is another number, or the peer's.
+        pytest.param({"udp": "  9: 00000000:4791 00000000:12B7 01\n"}, ["", "not-listening"], id="others"),
+        pytest.param({}, [""], id="unknown"),
+    ],
+)
+def test_soft_roce_that_does_not_listen_in_this_network_namespace(
+    machine_: Machine, sockets: dict[str, str], reasons: list[str]
+) -> None:
+    machine_.device()
+    for name, lines in sockets.items():
+        put(machine_.root, f"/proc/net/{name}", _SOCKETS + lines)
+    system = machine_.system()
+    assert [f.reason for f in network.check_link(system, machine_.facts())] == [""], "hardware needs no socket"
+    shutil.rmtree(machine_.root / "sys/class/infiniband/mlx5_0/device")
+    findings = list(network.check_link(system, machine_.facts()))
+    assert [f.reason for f in findings] == reasons
+    assert all(f.status is Status.ERROR and f.cure for f in findings if f.reason)
+    # In the namespace of nobody's interface, that is what there is to say.
+    shutil.rmtree(machine_.root / "sys/class/net/eth0")
+    assert [f.reason for f in network.check_link(system, machine_.facts())] == ["other-namespace"]
 
 
 # ---------------------------------------------------------------- firewall

@@ -27,8 +27,11 @@ def check_link(system: System, facts: Facts) -> Iterator[Finding]:
     for device, port in facts.ports():
         if not port.is_ethernet:
             continue
+        where = f"{device.name} port {port.number}"
         for interface in port.netdevs:
-            yield _interface(system, f"{device.name} port {port.number}", interface, bad)
+            yield _interface(system, where, interface, bad)
+        if device.is_software and any(gid.is_v2 for gid in port.gids):
+            yield from _deaf(system, where, port.netdevs)
 
 
 def _interface(system: System, where: str, interface: str, bad: Status) -> Finding:
@@ -68,6 +71,31 @@ def _interface(system: System, where: str, interface: str, bad: Status) -> Findi
             cure=("look at the cable and at the switch's port",),
         )
     return Finding("link", Status.OK, f"{where}: {interface} is up, MTU {mtu}{_mtu_note(mtu)}", subject=interface)
+
+
+def _deaf(system: System, where: str, interfaces: Sequence[str]) -> Iterator[Finding]:
+    """Soft-RoCE receives by a UDP socket of its own, which older kernels have in the first network namespace alone."""
+    here = [interface for interface in interfaces if system.exists(f"/sys/class/net/{interface}")]
+    sockets = [table for name in ("udp", "udp6") if (table := system.read(f"/proc/net/{name}")) is not None]
+    # A socket a line: its number, then its own address and port, in hexadecimal digits (proc_pid_net(5)).
+    own = rf"^\s*\d+: [0-9A-F]+:{ROCE_V2_PORT:04X}\s"
+    if not here or not sockets or any(re.search(own, table, re.MULTILINE) for table in sockets):
+        return
+    yield Finding(
+        "link",
+        Status.ERROR,
+        f"{where}: nothing that is sent to {', '.join(here)} arrives: Soft-RoCE doesn't listen to UDP port {ROCE_V2_PORT} in "
+        "this network namespace",
+        reason="not-listening",
+        subject=", ".join(here),
+        detail="This kernel's rdma_rxe listens in the first network namespace alone. Newer ones, with "
+        "drivers/infiniband/sw/rxe/rxe_ns.c, listen in each that has one of its devices.",
+        cure=(
+            "have the interface and the program in the first network namespace"
+            + (" (docker run --network=host)" if container(system) is not None else ""),
+            "use a newer kernel: Debian's 7.3 listens in each namespace, its 6.12 doesn't",
+        ),
+    )
 
 
 def _mtu_note(mtu: str) -> str:

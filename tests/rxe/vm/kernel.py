@@ -1,15 +1,18 @@
-"""The kernel that the VM boots: the distribution's of the day, downloaded but not installed.
+"""The kernel that the VM boots: the distribution's of the day, downloaded but not installed, or packages that are given.
 
 Debian's linux-image-ARCH and Ubuntu's linux-image-generic depend on the package of the present version. That one is
 downloaded with `apt-get download`, unpacked below build/, and kept there until there is a newer one.
 """
 
+import contextlib
+import hashlib
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +27,11 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Kernel:
-    """An unpacked kernel: ``root`` has boot/ and lib/modules/, ``release`` is what `uname -r` will say."""
+    """An unpacked kernel: ``root`` has lib/modules/, ``image`` is to boot, ``release`` is what `uname -r` will say."""
 
     root: Path
+    image: Path
     release: str
-
-    @property
-    def image(self) -> Path:
-        return self.root / "boot" / f"vmlinuz-{self.release}"
 
 
 def _say(text: str) -> None:
@@ -64,18 +64,19 @@ def _version(package: str) -> str:
 
 
 def _packages() -> list[str]:
-    """The packages to unpack: the kernel, and on Ubuntu its modules, which are packages of their own there."""
+    """The packages to unpack: the kernel's, and those that have parts of it, which differs by distribution and version."""
     meta = _META_PACKAGES.get(_distribution())
     if meta is None or shutil.which("apt-get") is None:
         raise Unavailable(f"this is no Debian or Ubuntu: no kernel package is known for {_distribution() or 'it'}")
-    arch = _run("dpkg", "--print-architecture").stdout.strip()
-    images = [p for p in _depends(meta.format(arch=arch)) if re.match(r"linux-image-(unsigned-)?\d", p)]
-    if not images:
+    meta = meta.format(arch=_run("dpkg", "--print-architecture").stdout.strip())
+    image = next((p for p in _depends(meta) if re.match(r"linux-image-(unsigned-)?\d", p)), None)
+    if image is None:
         return []
-    if _distribution() == "ubuntu":
-        release = re.sub(r"^linux-image-(unsigned-)?", "", images[0])
-        return [images[0], f"linux-modules-{release}", f"linux-modules-extra-{release}"]
-    return images[:1]
+    release = re.sub(r"^linux-image-(unsigned-)?", "", image)
+    # Ubuntu's modules are packages of their own, and in Debian everything is, since 7.2.
+    parts = [f"linux-{part}-{release}" for part in ("base", "binary", "modules", "modules-extra")]
+    wanted = {*_depends(meta), *_depends(image)}
+    return [image, *(part for part in parts if part in wanted)]
 
 
 def _update_lists() -> None:
@@ -85,24 +86,26 @@ def _update_lists() -> None:
         _run("apt-get", "update", "-q")
 
 
-def _unpack(package: str, into: Path, work: Path) -> bool:
-    """Downloads a package and unpacks it."""
-    answer = _run("apt-get", "download", "-q", package, cwd=work)
+def _fetch(package: str, into: Path) -> bool:
+    """Downloads a package."""
+    answer = _run("apt-get", "download", "-q", package, cwd=into)
     if answer.returncode != 0:
         _say(f"apt-get download {package}: {answer.stderr.strip()}")
-        return False
-    for archive in work.glob("*.deb"):
-        # Documentation and the like stay packed. Debian's modules are in /lib or, since trixie, in /usr/lib.
-        unpacked = subprocess.run(["dpkg-deb", "-x", archive, into], stdin=subprocess.DEVNULL, check=False)
-        archive.unlink()
-        if unpacked.returncode != 0:
-            return False
-    return True
+    return answer.returncode == 0
+
+
+def _image(root: Path) -> tuple[Path, str] | None:
+    """The image below an unpacked kernel's root, and its release."""
+    for image in sorted((root / "boot").glob("vmlinuz-*")):
+        return image, image.name.removeprefix("vmlinuz-")
+    for image in sorted((root / "lib" / "modules").glob("*/vmlinuz")):
+        return image, image.parent.name
+    return None
 
 
 def _found(root: Path) -> Kernel | None:
-    images = sorted((root / "boot").glob("vmlinuz-*"))
-    return Kernel(root, images[0].name.removeprefix("vmlinuz-")) if images and (root / _DONE).exists() else None
+    image = _image(root) if (root / _DONE).exists() else None
+    return Kernel(root, *image) if image is not None else None
 
 
 def _cached(cache: Path) -> Kernel | None:
@@ -111,30 +114,60 @@ def _cached(cache: Path) -> Kernel | None:
     return next((found for p in reversed(folders) if (found := _found(p))), None)
 
 
+def _unpack(archives: Collection[Path], root: Path) -> None:
+    """Unpacks packages, and makes what their installation would."""
+    for archive in archives:
+        subprocess.run(["dpkg-deb", "-x", archive, root], stdin=subprocess.DEVNULL, check=True)
+    # Debian's modules are in /lib or, since trixie, in /usr/lib.
+    if not (root / "lib").exists():
+        (root / "lib").symlink_to("usr/lib")
+    shutil.rmtree(root / "usr" / "share", ignore_errors=True)
+    image = _image(root)
+    if image is None:
+        raise Unavailable(f"there is no kernel in {', '.join(a.name for a in archives)}")
+    subprocess.run(["depmod", "-b", root, image[1]], stdin=subprocess.DEVNULL, check=True)
+    (root / _DONE).touch()
+
+
+@contextlib.contextmanager
+def _partial(cache: Path) -> Iterator[Path]:
+    """A folder to work in, from which what is done is moved to its place."""
+    folder = cache / f"partial-{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "work").mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _download(packages: list[str], into: Path, cache: Path) -> Kernel | None:
     _say(f"downloading {' '.join(packages)}, which is unpacked below build/, not installed")
-    partial = cache / f"partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / "work").mkdir(parents=True)
-    try:
-        if not all(_unpack(p, partial / "root", partial / "work") for p in packages):
+    with _partial(cache) as folder:
+        if not all(_fetch(p, folder / "work") for p in packages):
             return None
-        root = partial / "root"
-        if not (root / "lib").exists():
-            (root / "lib").symlink_to("usr/lib")
-        shutil.rmtree(root / "usr" / "share", ignore_errors=True)
-        release = next((root / "boot").glob("vmlinuz-*")).name.removeprefix("vmlinuz-")
-        # The packages leave this to their installation.
-        subprocess.run(["depmod", "-b", root, release], stdin=subprocess.DEVNULL, check=True)
-        (root / _DONE).touch()
+        _unpack(sorted((folder / "work").glob("*.deb")), folder / "root")
         shutil.rmtree(into, ignore_errors=True)
-        root.rename(into)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        (folder / "root").rename(into)
     for old in cache.glob("linux-*"):
         if old != into:
             shutil.rmtree(old, ignore_errors=True)
     return _found(into)
+
+
+def kernel_of_packages(archives: Sequence[Path], cache: Path) -> Kernel:
+    """The kernel in these Debian packages, unpacked into ``cache``. Raises :class:`Unavailable`."""
+    stamps = [f"{archive.resolve()} {archive.stat().st_mtime_ns}" for archive in archives]
+    into = cache / f"given-{hashlib.sha256(' '.join(stamps).encode()).hexdigest()[:16]}"
+    if _found(into) is None:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _partial(cache) as folder:
+            _unpack(archives, folder / "root")
+            shutil.rmtree(into, ignore_errors=True)
+            (folder / "root").rename(into)
+    kernel = _found(into)
+    assert kernel is not None
+    return kernel
 
 
 def kernel_of_the_day(cache: Path) -> Kernel:

@@ -13,6 +13,8 @@ program's Python first on the path; what it prints comes as it's printed, and it
     --user NAME     run COMMAND as this user, with none of root's rights
     --env K=V       put this into COMMAND's environment (AIORDMA_*, CI, PYTEST_* and HYPOTHESIS_* go there anyway)
     --limit SECONDS the whole run ends by then, whatever happens (default 600)
+    --kernel DEB    boot the kernel of this Debian package, rather than the distribution's of the day; once for each
+                    package where it comes in several. AIORDMA_VM_KERNEL sets it too, with spaces between several.
     --cpus N, --memory MIB
     --accel kvm     use KVM. The default is tcg, QEMU's own processor: slower, but it works everywhere, and there are
                     machines whose /dev/kvm accepts a VM and then never runs it. AIORDMA_VM_ACCEL sets it too.
@@ -63,6 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--user", default="", help=argparse.SUPPRESS)
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=float, default=600, help=argparse.SUPPRESS)
+    parser.add_argument("--kernel", action="append", type=Path, metavar="DEB", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", type=int, default=2, help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, default=2048, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -72,6 +75,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.kernel = options.kernel or [Path(name) for name in os.environ.get("AIORDMA_VM_KERNEL", "").split()]
+    for archive in options.kernel:
+        if not archive.is_file():
+            parser.error(f"no kernel package {archive}")
     if options.command[:1] == ["--"]:
         del options.command[0]
     if not options.command and not options.prepare:
@@ -113,12 +120,12 @@ def _missing_programs() -> list[str]:
     return sorted({package for program, package in needed.items() if shutil.which(program) is None})
 
 
-def _prepare() -> kernel.Kernel:
+def _prepare(archives: list[Path]) -> kernel.Kernel:
     machine.qemu()
     missing = _missing_programs()
     if missing:
         raise kernel.Unavailable(f"these packages are missing: {', '.join(missing)} (scripts/bootstrap.sh vm)")
-    return kernel.kernel_of_the_day(CACHE)
+    return kernel.kernel_of_packages(archives, CACHE) if archives else kernel.kernel_of_the_day(CACHE)
 
 
 def _refuse(options: argparse.Namespace, why: str) -> int:
@@ -156,7 +163,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _on_signal)
     try:
-        taken = _prepare()
+        taken = _prepare(options.kernel)
         with tempfile.TemporaryDirectory(prefix="run-", dir=CACHE) as folder:
             work = Path(folder)
             image = initramfs.build(taken, _job(options), work / "initramfs")
