@@ -58,9 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --one-loop, take one backend of each test: which one depends on its name alone."""
-    # librdmacm keeps each device open that it has opened, until the process ends; tests of what is there when no device is
-    # open come before it.
-    items.sort(key=lambda item: item.path.name.startswith(("test_cm_", "test_kv_cache")))
+    # Tests of what is there when no device is open come before librdmacm has opened one.
+    items.sort(key=lambda item: item.get_closest_marker("librdmacm") is not None)
     if not config.getoption("--one-loop"):
         return
     chosen, others = [], []

@@ -25,7 +25,7 @@ from aiordma import (
 )
 from aiordma.cm._rdmacm import RdmaLink
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.librdmacm]
 
 SOON = 0.1
 

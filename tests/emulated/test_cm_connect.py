@@ -25,7 +25,7 @@ from aiordma import (
     cm,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.librdmacm]
 
 
 # ---------------------------------------------------------------- it works

@@ -19,7 +19,7 @@ from aiordma import (
     WrFlushError,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.librdmacm]
 
 
 async def _ended_by_peer(operation: Completion) -> DisconnectedFlushError:

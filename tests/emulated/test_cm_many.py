@@ -10,7 +10,7 @@ from emulated.core import eventually, rss_kib
 import aiordma
 from aiordma import emulator
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.librdmacm]
 
 
 def _objects(*made: str) -> dict[str, int]:

@@ -7,6 +7,8 @@ from pyverbs.cmid import ConnParam
 
 from aiordma import emulator
 
+pytestmark = pytest.mark.librdmacm
+
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "192.0.2.1", "192.0.2.3"])
 def test_two_ends_connect_exchange_a_message_and_disconnect(address: str) -> None:

@@ -21,6 +21,8 @@ from pyverbs.cmid import CMID, ConnParam
 
 from aiordma import emulator
 
+pytestmark = pytest.mark.librdmacm
+
 SETUP = """
 from aiordma import emulator
 from emulated import cm_abi as abi

@@ -13,7 +13,7 @@ from emulated.cm import HOST, world
 import aiordma
 from aiordma import QueuePair
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.librdmacm]
 
 # What rping tells of its buffer (librdmacm/examples/rping.c: struct rping_rdma_info): address, key and size, 16 bytes.
 INFO = 16

@@ -17,7 +17,7 @@ import aiordma
 from aiordma import ConnectError, DisconnectedError
 from aiordma.cm._tcp_source import TcpSource
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.librdmacm]
 
 
 def _frame(message: Any) -> bytes:

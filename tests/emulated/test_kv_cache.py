@@ -29,7 +29,7 @@ from kv_cache.client import CacheError, Client  # noqa: E402
 from kv_cache.layout import MESSAGE, Greeting, Message, Op  # noqa: E402
 from kv_cache.server import Server  # noqa: E402
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.librdmacm]
 
 
 class Program:
