@@ -59,15 +59,6 @@ cdef int _post_memcpy(v.ibv_qp *qp, uint64_t wr_id, unsigned int flags, const vo
     return dv.ibv_wr_complete(ex)
 
 
-cdef struct UmrPayload:
-    dv.mlx5dv_mkey *mkey
-    uint32_t access, repeat
-    uint16_t n
-    uint8_t kind
-    uint8_t configure
-    # n entries follow
-
-
 cdef int _post_umr(v.ibv_qp *qp, uint64_t wr_id, unsigned int flags, const void *payload) noexcept nogil:
     cdef UmrPayload *p = <UmrPayload *>payload
     cdef void *entries = <void *>(p + 1)
@@ -173,12 +164,6 @@ cdef class MkeyBase:
     the layout describes. It holds the regions beneath it, so that none of them is deregistered while it's bound.
     """
 
-    cdef dv.mlx5dv_mkey *mkey
-    cdef readonly Region region
-    cdef readonly uint32_t max_entries
-    cdef readonly object domain
-    cdef tuple sources
-
     def __reduce__(self):
         no_copy(self)
 
@@ -268,13 +253,6 @@ cdef class MkeyBase:
 
 cdef class Mlx5QueuePairBase(QueuePairBase):
     """Posting calls that only mlx5 QPs have. All of them post at once and return a :class:`Completion`."""
-
-    cdef str device_name
-    cdef readonly uint32_t umr_list
-    cdef readonly uint32_t umr_interleaved
-    cdef readonly uint64_t memcpy_limit
-    cdef readonly uint32_t wqe_limit
-    cdef readonly bint raw
 
     def _setup_mlx5(self, str device_name, uint32_t umr_list, uint32_t umr_interleaved, uint64_t memcpy_limit, bint raw):
         self.device_name = device_name
@@ -527,14 +505,6 @@ cdef int _usable(MemorySlice part, int need, object domain) except -1:
 cdef class DcAddress:
     """A DC target as this device reaches it: address handle, DCT number, DC access key."""
 
-    cdef dv.ibv_ah *ah
-    cdef readonly uint32_t dctn
-    cdef readonly uint64_t key
-    cdef readonly object owner
-    cdef object domain
-    cdef uint32_t waiting
-    cdef Waitable idle
-
     def __reduce__(self):
         no_copy(self)
 
@@ -568,13 +538,18 @@ cdef class DcAddress:
 cdef class DcInitiatorBase(Mlx5QueuePairBase):
     """Posting calls of a DCI: those of a QP, each with the target that it goes to."""
 
-    cdef bint streams
-
     def _set_streams(self, bint streams):
         self.streams = streams
 
-    cpdef Completion _post_to(self, DcAddress target, int opcode, object local, object there, object imm,
-                             object inline, unsigned int flags, object stream, object compare_add, object swap):
+    def _post_to(self, DcAddress target, int opcode, local, there, imm, inline, unsigned int flags, stream, compare_add,
+                 swap) -> Completion:
+        number = whole(stream)
+        if not isinstance(number, int) or not 0 <= number <= 0xFFFF:
+            raise UsageError(f"stream_id: 0 to 65535, not {stream!r}")
+        return self._post_request(target, opcode, local, there, imm, inline, flags, number, compare_add, swap)
+
+    cdef Completion _post_request(self, DcAddress target, int opcode, object local, object there, object imm, object inline,
+                                  unsigned int flags, uint16_t stream, object compare_add, object swap):
         cdef uint64_t buffer[PAYLOAD_WORDS]
         cdef DcPayload *p = <DcPayload *>buffer
         cdef v.ibv_send_wr wr
@@ -596,9 +571,6 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             remote = <RemoteBuffer>there
         elif opcode != v.IBV_WR_SEND and opcode != v.IBV_WR_SEND_WITH_IMM and opcode != v.IBV_WR_SEND_WITH_INV:
             raise BufferAccessError(f"remote is a RemoteBuffer (from the peer's mr.remote()), not {type(there).__name__}")
-        stream = whole(stream)
-        if not isinstance(stream, int) or not 0 <= stream <= 0xFFFF:
-            raise UsageError(f"stream_id: 0 to 65535, not {stream!r}")
         if stream and not self.streams:
             raise UsageError("this DCI was made without streams: stream_id must be 0")
         # Everything is signalled: nothing that marks the end of unsignalled requests can be posted without a target.
@@ -606,14 +578,15 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
         if opcode == v.IBV_WR_ATOMIC_CMP_AND_SWP or opcode == v.IBV_WR_ATOMIC_FETCH_AND_ADD:
             self._build_atomic(&wr, sges, c, opcode, local, remote, compare_add, swap, flags)
         else:
-            pins = self._pins()
+            if not isinstance(local, MemorySlice) and local is not None:
+                pins = self._pins()
             self._build(&wr, sges, c, opcode, local, remote, imm, inline, flags, <void *>pins)
         memset(p, 0, sizeof(DcPayload))
         p.ah = target.ah
         p.key = target.key
         p.dctn = target.dctn
         p.use_stream = self.streams
-        p.stream = <uint16_t>stream
+        p.stream = stream
         p.opcode = opcode
         p.imm = wr.imm_data
         if remote is not None:
@@ -650,15 +623,3 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             c.on_finish(target._left)
         return c
 
-
-# ---------------------------------------------------------------- what a pool's operations use
-
-
-def hold(tuple parts) -> None:
-    """Counts an operation on the regions of ``parts``, so that they stay registered."""
-    enter_all(parts)
-
-
-def let_go(tuple parts) -> None:
-    """The operation is over."""
-    leave_all(parts)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from aiordma cimport _ibv as v
 from aiordma._cq cimport Queue
-from aiordma._waitable cimport Waitable
+from aiordma._waitable cimport Alarm, Waitable
 
 # States of an operation.
 cdef enum:
@@ -49,7 +49,7 @@ cdef class Completion(Waitable):
     cdef uint64_t remote_addr
     cdef uint32_t remote_key
     cdef object error
-    cdef object alarm
+    cdef Alarm alarm
     cdef uint64_t atomic_value
     cdef int _done_part(self, v.ibv_wc *wc, int status) except -1
     cdef int _done_quietly(self, uint32_t n) except -1
@@ -57,3 +57,6 @@ cdef class Completion(Waitable):
     cdef int _part_failed(self, object error) except -1
     cdef str _describe_request(self)
     cdef int _fail(self, object error) except -1
+
+
+cdef object await_finished(Waitable waited, Completion result)

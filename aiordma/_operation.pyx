@@ -9,7 +9,7 @@ from libc.string cimport memcpy
 from aiordma cimport _ibv as v
 from aiordma._cq cimport CompletionQueue, Queue, aior_now_ns
 from aiordma._memory cimport leave_all
-from aiordma._waitable cimport Hooks, Waitable
+from aiordma._waitable cimport Alarm, Waitable
 
 from aiordma.errors import completion_error
 
@@ -44,25 +44,17 @@ _REQUEST_NAMES = {
 }
 
 
-cdef class _Alarm:
-    """Reports a failure that nobody looked at, when the operation that holds it goes away.
+cdef class _FlushAlarm(Alarm):
+    """Of those that were only flushed, one a queue is reported: a queue that dies flushes everything, and says nothing new
+    each time."""
 
-    Of those that were only flushed, one a queue: a queue that dies flushes everything, and says nothing new each time.
-    """
-
-    cdef Hooks hooks
     cdef Queue queue
-    cdef bint flushed
-    cdef object error
 
-    def __del__(self):
-        if self.error is None or self.hooks is None:
-            return
-        if self.flushed:
-            if self.queue.flush_reported:
-                return
+    cdef int _ring(self) except -1:
+        if not self.queue.flush_reported:
             self.queue.flush_reported = True
-        self.hooks.report("an RDMA operation failed and nobody awaited it", self.error)
+            Alarm._ring(self)
+        return 0
 
 
 cdef class Completion(Waitable):
@@ -119,7 +111,7 @@ cdef class Completion(Waitable):
     cdef int _settle(self) except -1:
         """Lets go of buffers and wakes the waiters."""
         cdef object keepalive = self.keepalive
-        cdef _Alarm alarm
+        cdef Alarm alarm
         if self.state == DONE:
             return 0
         self.state = DONE
@@ -138,10 +130,13 @@ cdef class Completion(Waitable):
                 and self.asked == REQUEST_RECV
                 and self._status == v.IBV_WC_WR_FLUSH_ERR
             ):
-                alarm = _Alarm.__new__(_Alarm)
+                if self._status == v.IBV_WC_WR_FLUSH_ERR:
+                    alarm = _FlushAlarm.__new__(_FlushAlarm)
+                    (<_FlushAlarm>alarm).queue = self.queue
+                else:
+                    alarm = Alarm.__new__(Alarm)
                 alarm.hooks = self.hooks
-                alarm.queue = self.queue
-                alarm.flushed = self._status == v.IBV_WC_WR_FLUSH_ERR
+                alarm.message = "an RDMA operation failed and nobody awaited it"
                 alarm.error = self._error()
                 self.alarm = alarm
         self.keepalive = None
@@ -187,28 +182,19 @@ cdef class Completion(Waitable):
         return 0
 
     def __await__(self):
-        cdef CompletionQueue cq = self.queue.cq
         if not self.finished:
             self.hooks.check()
             self._prepare_wait()
             if not self.finished:
                 self.hooks.check_loop()
                 return self.hooks.wait(self)
-        cq.immediate += 1
-        if cq.immediate >= IMMEDIATE_LIMIT and aior_now_ns() - cq.last_turn_ns > TURN_NS:
-            # A task whose operations all complete at once would never let another run.
-            cq.immediate = 0
-            cq.last_turn_ns = aior_now_ns()
-            return self.hooks.yield_once(self)
-        cdef _Now now = _Now.__new__(_Now)
-        now.completion = self
-        return now
+        return await_finished(self, self)
 
     cdef object _result(self):
         if self._status == 0 and self.error is None:
             return self
         if self.alarm is not None:
-            (<_Alarm>self.alarm).error = None
+            self.alarm.error = None
         raise self._error()
 
     cdef str _describe_request(self):
@@ -246,7 +232,7 @@ cdef class Completion(Waitable):
         if not self.finished:
             raise RuntimeError("in flight: await it first")
         if self.alarm is not None:
-            (<_Alarm>self.alarm).error = None
+            self.alarm.error = None
         return self._error()
 
     @property
@@ -345,6 +331,21 @@ cdef class _Now:
 
     def __next__(self):
         raise StopIteration(self.completion._result())
+
+
+cdef object await_finished(Waitable waited, Completion result):
+    """The iterator of an await on something that has finished with ``result``, and that may take a turn of the loop."""
+    cdef CompletionQueue cq = result.queue.cq
+    cdef _Now now
+    cq.immediate += 1
+    if cq.immediate >= IMMEDIATE_LIMIT and aior_now_ns() - cq.last_turn_ns > TURN_NS:
+        # A task whose operations all complete at once would never let another run.
+        cq.immediate = 0
+        cq.last_turn_ns = aior_now_ns()
+        return waited.hooks.yield_once(waited)
+    now = _Now.__new__(_Now)
+    now.completion = result
+    return now
 
 
 cdef iternextfunc _now_next_slow = (<PyTypeObject *>_Now).tp_iternext

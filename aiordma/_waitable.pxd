@@ -25,3 +25,15 @@ cdef class Waitable:
     cdef int _wake(self, object waiter) except -1
     cdef object _result(self)
     cdef int _prepare_wait(self) except -1
+    cdef int _notified(self, Waitable finished) except -1
+    cdef int _add_waiter(self, object waiter) except -1
+
+
+cdef class Alarm:
+    cdef Hooks hooks
+    cdef object message
+    cdef object error
+    cdef int _ring(self) except -1
+
+
+cdef object await_ready(Waitable waitable)

@@ -141,8 +141,14 @@ cdef class Waitable:
             except Exception as e:
                 # What comes behind it, in this wait and in the CQ, has nothing to do with it.
                 self.hooks.report("a callback of a finished operation failed", e)
+        elif isinstance(waiter, Waitable):
+            (<Waitable>waiter)._notified(self)
         else:
             self.hooks.wake(waiter)
+        return 0
+
+    cdef int _notified(self, Waitable finished) except -1:
+        """One that this was added to as a waiter has finished. Raises nothing that is this one's own failure."""
         return 0
 
     cdef object _result(self):
@@ -154,12 +160,16 @@ cdef class Waitable:
 
     def add_waiter(self, waiter) -> None:
         """For backends: ``waiter`` is passed to ``wake`` when this finishes."""
+        self._add_waiter(waiter)
+
+    cdef int _add_waiter(self, object waiter) except -1:
         if self.waiters is None:
             self.waiters = waiter
         elif type(self.waiters) is list:
             (<list>self.waiters).append(waiter)
         else:
             self.waiters = [self.waiters, waiter]
+        return 0
 
     def remove_waiter(self, waiter) -> None:
         """For backends: the waiter was cancelled. Without effect when it has been woken already."""
@@ -176,7 +186,7 @@ cdef class Waitable:
         if self.finished:
             fn()
         else:
-            self.add_waiter(Callback(fn))
+            self._add_waiter(Callback(fn))
 
     def result(self):
         """The result, or the error raised; :class:`RuntimeError` while it hasn't finished."""
@@ -193,13 +203,29 @@ cdef class Waitable:
         if not self.finished:
             self.hooks.check()
             self._prepare_wait()
-        cdef _Ready ready
         if self.finished:
-            ready = _Ready.__new__(_Ready)
-            ready.waitable = self
-            return ready
+            return await_ready(self)
         self.hooks.check_loop()
         return self.hooks.wait(self)
+
+
+cdef object await_ready(Waitable waitable):
+    """The iterator of an await on something that has finished."""
+    cdef _Ready ready = _Ready.__new__(_Ready)
+    ready.waitable = waitable
+    return ready
+
+
+cdef class Alarm:
+    """Reports a failure that nobody looked at, when what holds it goes away. Looking at it takes the error out."""
+
+    def __del__(self):
+        if self.error is not None and self.hooks is not None:
+            self._ring()
+
+    cdef int _ring(self) except -1:
+        self.hooks.report(self.message, self.error)
+        return 0
 
 
 cdef class Signal(Waitable):

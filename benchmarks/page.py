@@ -23,6 +23,8 @@ COUNTED = {
     "C batch": "C, batches of 64",
     "batch": "aiordma, batches of 64",
     "repost": "aiordma, a batch of 64 posted again",
+    "fanout": "aiordma, DCIPool, 64 targets in turn over 16 streams",
+    "memcpy": "aiordma, a copy by the device",
     "message": "aiordma, a message: send and receive, both awaited",
     "parked, uvloop": "aiordma, one at a time without spin, uvloop",
     "parked, asyncio": "the same, asyncio",

@@ -19,10 +19,11 @@ import trio
 import uvloop
 
 import aiordma
-from aiordma import MemorySlice, QueuePair, RemoteBuffer, _control
+from aiordma import MemorySlice, QueuePair, RemoteBuffer, _control, mlx5
+from aiordma._waitable import Waitable
 from aiordma.emulator import _inject, attach
 
-MANY, BATCH = 100, 64
+MANY, BATCH, TARGETS, STREAMS = 100, 64, 64, 16
 Step = Callable[[], int]
 
 library = ctypes.CDLL(sys.argv[1])
@@ -139,6 +140,25 @@ def c_loops(qp: QueuePair, local: MemorySlice, remote: RemoteBuffer, step: Any) 
             getattr(library, f"counted_{name}")(ctypes.byref(loop))
 
 
+async def run_mlx5() -> None:
+    """On a device of its own, whose work is more with so many targets. All is made and closed while it works by itself."""
+    async with (
+        aiordma.open_device("emulated") as device,
+        device.reg_mr(bytearray(8)) as source,
+        device.reg_mr(bytearray(8)) as sink,
+        mlx5.create_dma_engine(device) as engine,
+        device.create_srq(16) as srq,
+        mlx5.create_dci_pool(device, 1, log_streams=4) as pool,
+    ):
+        targets = [await mlx5.create_dc_target(device, srq) for _ in range(TARGETS)]
+        peers = [await pool.reach(target.info) for target in targets]
+        with _inject.stepping() as step:
+            await copied(engine, source[0:8], sink[0:8], step)
+            await fanned_out(pool, peers, source[0:8], sink.remote(), step)
+        for closing in [thing.close() for thing in (*peers, *targets)]:
+            await closing
+
+
 async def run(spin_us: float, body: Callable[..., Awaitable[None]]) -> None:
     async with (
         aiordma.open_device("emulated", spin_us=spin_us) as device,
@@ -160,6 +180,50 @@ async def awaited(
     c_loops(qp, local, remote, step)
     for name, (work, ops) in workloads(qp, peer, local, remote, sink, step).items():
         await measure(name, work, ops)
+
+
+def found(operation: Waitable, device: aiordma.Device, step: Step) -> None:
+    """Steps the device until an operation is done: the first on a queue pair that was idle isn't found by the first step."""
+    while not operation.done:
+        step()
+        for cq in device.engine.completion_queues:
+            cq.poll()
+
+
+async def fanned_out(
+    pool: mlx5.DCIPool, peers: list[mlx5.DcPeer], local: MemorySlice, remote: RemoteBuffer, step: Step
+) -> None:
+    """To 64 DC targets in turn from one initiator with 16 streams: most of 64 wait for a lane."""
+    cqs = pool.device.engine.completion_queues
+
+    async def fanout(ops: int) -> None:
+        writes: deque[mlx5.PoolOperation] = deque()
+        for _ in range(ops // TARGETS):
+            for peer in peers:
+                writes.append(pool.rdma_write(peer, local, remote))
+            for _ in range(TARGETS // STREAMS - 1):
+                step()
+                for cq in cqs:
+                    cq.poll()
+            step()
+            for _ in range(TARGETS):
+                await writes.popleft()
+
+    found(pool.rdma_write(peers[0], local, remote), pool.device, step)
+    await measure("fanout", fanout, 30 * TARGETS)
+
+
+async def copied(engine: mlx5.DmaEngine, source: MemorySlice, target: MemorySlice, step: Step) -> None:
+    memcpy = engine.qp.memcpy
+
+    async def memcpys(ops: int) -> None:
+        for _ in range(ops):
+            copy = memcpy(target, source)
+            step()
+            await copy
+
+    found(memcpy(target, source), engine.device, step)
+    await measure("memcpy", memcpys, 1000)
 
 
 async def parked(
@@ -209,6 +273,7 @@ async def parked(
 
 attach()
 uvloop.run(run(20, awaited))
+uvloop.run(run_mlx5())
 for loop_name in ("asyncio", "uvloop", "trio"):
     if loop_name == "trio":
         trio.run(run, 0, parked)

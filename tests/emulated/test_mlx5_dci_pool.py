@@ -28,7 +28,7 @@ from aiordma import (
     mlx5,
 )
 from aiordma._offload import Pending
-from aiordma.emulator import faults
+from aiordma.emulator import _inject, faults
 from aiordma.mlx5 import DCIPool, DcPeer, DCTarget, Lane, PoolOperation, dci_pool, least_loaded, sticky
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("leak_check")]
@@ -130,6 +130,25 @@ async def test_every_operation() -> None:
         assert {(lane.errors, lane.resets, lane.in_flight, lane.ready) for lane in totals} == {(0, 0, 0, True)}
         assert {lane.stream_id for lane in totals} == {1, 2, 3, 4}
         assert {lane.dci for lane in totals} == {0, 1}
+
+
+async def test_awaiting_what_completes_at_once_takes_no_turn_of_the_loop() -> None:
+    """Also where an operation waits for a lane that others free."""
+    async with setting(3, 1, log_streams=0) as s:
+        with _inject.stepping() as step:
+            first = s.write(0, 0)
+            while not first.done:  # a queue pair that was idle isn't found by the first step
+                step()
+                await anyio.lowlevel.checkpoint()
+            writes = [s.write(i, 8) for i in range(3)]
+            turns: list[int] = []
+            s.device.control.backend.call_soon(lambda: turns.append(1))
+            for write in writes:
+                step()
+                await write
+            assert not turns
+            await settle()
+            assert turns
 
 
 async def test_it_is_as_large_as_asked() -> None:
