@@ -50,6 +50,7 @@ apt_packages=(
     ibverbs-providers # libmlx5, the driver that the emulated NIC speaks to
     ibverbs-utils     # ibv_devinfo and others, run on the emulated NIC by examples and tests
     perftest          # ib_write_bw and others, run on the emulated NIC by tests
+    ucx-utils         # ucx_perftest, run on the emulated NIC by tests
     nftables iptables # whose rules `aiordma doctor` reads; tests set some, in network namespaces of their own
     librdmacm1        # the connection manager's library, which the emulated NIC answers
     rdmacm-utils      # rping and others, run on the emulated NIC by tests

@@ -1,4 +1,4 @@
-"""Unchanged C programs, two processes of each: those of ibverbs-utils, and perftest."""
+"""Unchanged C programs, two processes of each: those of ibverbs-utils, perftest, and UCX's own."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def listening(port: int) -> bool:
 def run_two(runtime: Path, command: Sequence[str]) -> str:
     """Run a program as server and as client, and return what the client printed."""
     if shutil.which(command[0]) is None:
-        package = "ibverbs-utils" if command[0].startswith("ibv_") else "perftest"
+        package = {"ibv": "ibverbs-utils", "ucx": "ucx-utils"}.get(command[0].partition("_")[0], "perftest")
         pytest.skip(f"{package} isn't installed")
     env = os.environ | {"AIORDMA_EMULATOR_RUNTIME_DIR": str(runtime)}
     port = free_port()
@@ -88,3 +88,28 @@ def test_perftest(tmp_path: Path, command: str) -> None:
     n = "20" if "8388608" in command else "200"
     output = run_two(tmp_path, [*command.split(), "-x", "3", "-F", "-n", n])
     assert "#iterations" in output
+
+
+# Transports over verbs by themselves, and what UCX makes of them: eager and rendezvous messages, RDMA, atomics.
+UCX = [
+    "-x rc_verbs -t put_lat",
+    "-x rc_verbs -t put_bw -D zcopy -s 65536",
+    "-x rc_verbs -t get -D zcopy -s 4096",
+    "-x rc_verbs -t am_bw -D bcopy -s 2000",
+    "-x rc_verbs -t fadd",
+    "-x ud_verbs -t am_lat",
+    "-t tag_lat",
+    "-t tag_bw -s 1048576",
+    "-t ucp_get -s 100000",
+    "-t ucp_cswap",
+]
+
+
+@pytest.mark.parametrize("options", UCX)
+def test_ucx(tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing but the device: no shared memory, no sockets.
+    monkeypatch.setenv("UCX_TLS", "rc_verbs,ud_verbs")
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    device = ["-d", "mlx5_0:1"] if "-x" in options else []
+    output = run_two(tmp_path, ["ucx_perftest", *device, *options.split(), "-n", "100", "-w", "10"])
+    assert "Final:" in output

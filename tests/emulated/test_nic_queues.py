@@ -1,12 +1,14 @@
 """Completion queues, shared receive queues, unreliable transports and windows of the emulated NIC."""
 
 import select
+import struct
 import time
 
 import pytest
 from emulated.nic import ALL_ACCESS, GID_INDEX, QKEY, End, nothing, ok, pair, poll
+from emulated.verbs import gid_text
 from pyverbs import enums as e
-from pyverbs.addr import AH
+from pyverbs.addr import AH, AHAttr, GlobalRoute
 from pyverbs.cq import CQ, CompChannel
 from pyverbs.device import Context
 from pyverbs.mr import MR, MW, MWBind, MWBindInfo
@@ -184,6 +186,38 @@ def test_datagrams_carry_their_header_and_get_lost_in_silence() -> None:
         nothing(b.rcq)
         ah.close()
         back.close()
+
+
+# GID index: what the completion's service level says of the header (MLX5_CQE_ROCE_L3_HEADER_TYPE_* of the kernel's
+# mlx5/device.h), and its first byte in place.
+@pytest.mark.parametrize(
+    ("gid_index", "kind", "offset", "version"),
+    [(0, 0, 0, 6), (1, 1, 0, 6), (2, 0, 0, 6), (3, 2, 20, 4)],
+    ids=["v1", "v2 over IPv6", "v1, address of IPv4", "v2 over IPv4"],
+)
+def test_datagrams_completion_says_which_header_came_with_it(
+    gid_index: int, kind: int, offset: int, version: int
+) -> None:
+    with pair(qp_type=e.IBV_QPT_UD) as (a, b):
+        source, sink = a.context.query_gid(1, gid_index), b.context.query_gid(1, gid_index)
+        route = GlobalRoute(dgid=sink, sgid_index=gid_index)
+        ah = AH(a.pd, attr=AHAttr(port_num=1, is_global=1, gr=route))
+        b.recv(b.sge(100))
+        a.post(e.IBV_WR_SEND, a.sge(8), peer=b, ah=ah)
+        ok(a.sent())
+        completion = ok(b.received())
+        assert completion.sl == kind
+        header = b.read(40)
+        assert header[offset] >> 4 == version
+        assert not any(header[:offset])
+        gids = [bytes.fromhex(gid_text(gid).replace(":", "")) for gid in (source, sink)]
+        if version == 4:
+            assert [header[32:36], header[36:40]] == [gid[12:] for gid in gids]
+            words = struct.unpack_from(">10H", header, 20)
+            assert sum(words) % 0xFFFF == 0, "the checksum of an IPv4 header"
+        else:
+            assert [header[8:24], header[24:40]] == gids
+        ah.close()
 
 
 def test_datagram_longer_than_the_mtu_stops_the_sender_until_rts() -> None:

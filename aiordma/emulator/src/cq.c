@@ -84,7 +84,9 @@ static void put(struct emu_cq *cq, const struct nic_cqe *c)
 	} else {
 		cqe->imm_inval_pkey = c->imm;
 		cqe->byte_cnt = htobe32(c->bytes);
-		cqe->flags_rqpn = htobe32((c->src_qpn & 0xffffff) | (uint32_t)c->grh << 28);
+		/* MLX5_CQE_ROCE_L3_HEADER_TYPE_*, at bits 25..24: handle_responder() in the kernel's cq.c. libmlx5 has it in
+		 * wc.sl, where UCX looks for it. */
+		cqe->flags_rqpn = htobe32((c->src_qpn & 0xffffff) | (uint32_t)c->l3 << 24 | (uint32_t)c->grh << 28);
 		cqe->timestamp = htobe64(engine_now());
 	}
 	cq->pi++;

@@ -130,6 +130,7 @@ struct nic_cqe {
 	uint8_t syndrome;  /* MLX5_CQE_SYNDROME_*, of an error CQE */
 	uint8_t wqe_op;	   /* MLX5_OPCODE_*, of a requester's CQE */
 	bool solicited, grh;
+	uint8_t l3; /* what lies where a GRH would: 0 a GRH, 1 an IPv6 header, 2 an IPv4 one */
 	uint16_t counter;
 	uint32_t uidx, qpn, src_qpn, bytes;
 	uint32_t imm; /* as on the wire, big-endian */

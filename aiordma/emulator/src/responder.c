@@ -74,6 +74,19 @@ static void complete_error(struct emu_qp *qp, struct nic_rx *rx, uint8_t syndrom
 	complete(qp, &rx->recv, &c);
 }
 
+/* What an incoming packet has as its network header. */
+enum l3 { L3_GRH, L3_IPV6, L3_IPV4 };
+
+static enum l3 l3_of(const struct nic_req *req)
+{
+	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
+
+	if (req->gid_type != IBV_GID_TYPE_ROCE_V2)
+		return L3_GRH;
+	return memcmp(req->dgid->raw, mapped, sizeof(mapped)) ? L3_IPV6 : L3_IPV4;
+}
+
+/* `extra`: bytes before the payload, where a datagram has its header. */
 static void complete_receive(struct emu_qp *qp, struct nic_rx *rx, const struct nic_req *req, uint32_t extra)
 {
 	struct nic_cqe c = {
@@ -81,6 +94,7 @@ static void complete_receive(struct emu_qp *qp, struct nic_rx *rx, const struct 
 		.bytes = (uint32_t)(req->msg_len + extra),
 		.src_qpn = req->src_qpn,
 		.grh = extra != 0,
+		.l3 = extra ? l3_of(req) : 0,
 	};
 
 	switch (req->opcode) {
@@ -331,15 +345,26 @@ static enum nic_reply receive_atomic(struct emu_qp *qp, struct nic_req *req)
 
 /* ---------------------------------------------------------------- datagrams */
 
+static void ipv4_checksum(uint8_t header[20])
+{
+	uint32_t sum = 0;
+
+	for (uint32_t i = 0; i < 20; i += 2)
+		sum += (uint32_t)header[i] << 8 | header[i + 1];
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = ~(sum + (sum >> 16));
+	header[10] = (uint8_t)(sum >> 8);
+	header[11] = (uint8_t)sum;
+}
+
 /* The 40 bytes before a datagram's payload: a GRH, which for RoCE v2 is the IP header; an IPv4 header lies in the last 20
  * of them (man ibv_post_recv, ibv_init_ah_from_wc()). */
 static void make_grh(uint8_t grh[40], const struct nic_req *req)
 {
-	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 	uint16_t payload = (uint16_t)(req->msg_len + 24); /* IB BTH, DETH and ICRC around it */
 
 	memset(grh, 0, 40);
-	if (req->gid_type == IBV_GID_TYPE_ROCE_V2 && !memcmp(req->dgid->raw, mapped, 12)) {
+	if (l3_of(req) == L3_IPV4) {
 		uint16_t total = (uint16_t)(payload + 8 + 20);
 
 		grh += 20;
@@ -347,10 +372,12 @@ static void make_grh(uint8_t grh[40], const struct nic_req *req)
 		grh[1] = req->traffic_class;
 		grh[2] = (uint8_t)(total >> 8);
 		grh[3] = (uint8_t)total;
+		grh[6] = 0x40; /* don't fragment */
 		grh[8] = req->hop_limit;
 		grh[9] = 17; /* UDP */
 		memcpy(grh + 12, req->sgid->raw + 12, 4);
 		memcpy(grh + 16, req->dgid->raw + 12, 4);
+		ipv4_checksum(grh);
 		return;
 	}
 	grh[0] = (uint8_t)(0x60 | req->traffic_class >> 4);
