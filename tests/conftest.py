@@ -54,6 +54,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--one-loop", action="store_true", help="run each async test under one of the event loops only, in turns"
     )
+    parser.addoption(
+        "--hardware",
+        action="store_true",
+        help="refuse to run on another device than a real one that AIORDMA_DEVICE names",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to begin on a device that isn't there: each test would say so in its own way."""
+    names = [name for name in map(os.environ.get, ("AIORDMA_DEVICE", "AIORDMA_PEER_DEVICE")) if name]
+    real = [name for name in names if name.partition(":")[0] != "emulated"]
+    if config.getoption("--hardware") and (not names or real != names):
+        raise pytest.UsageError(
+            f"AIORDMA_DEVICE names the device to run on, as mlx5_0, and AIORDMA_PEER_DEVICE may name its peer; "
+            f"they say {' and '.join(names) or 'nothing'}"
+        )
+    if not real:
+        return
+    import aiordma
+
+    there = [info.name for info in aiordma.list_devices()]
+    missing = [name for name in real if name not in there]
+    if missing:
+        raise pytest.UsageError(
+            f"no RDMA device {' nor '.join(missing)} here: there is {', '.join(there) or 'none'}; `aiordma doctor` looks for "
+            "what is wrong"
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

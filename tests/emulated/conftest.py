@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from emulated.core import DEVICE, ON_EMULATED, PEER_DEVICE, object_counts
+from emulated.core import DEVICE, ON_EMULATED, PEER_DEVICE, object_counts, why_uncounted
 
 from aiordma import emulator
 from aiordma.emulator import EmulatedDevice, EmulatedPort, EmulatorConfig, Limits
@@ -66,8 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
-def pytest_report_header() -> str:
-    return f"RDMA device: {DEVICE}" + (f", peer {PEER_DEVICE}" if PEER_DEVICE else "")
+def pytest_report_header() -> list[str]:
+    lines = [f"RDMA device: {DEVICE}" + (f", peer {PEER_DEVICE}" if PEER_DEVICE else "")]
+    if why_uncounted():
+        lines.append(
+            f"objects that tests leave behind aren't looked for: `rdma resource show {DEVICE}`: {why_uncounted()}"
+        )
+    return lines
 
 
 @pytest.fixture(scope="session", autouse=True)

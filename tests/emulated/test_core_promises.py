@@ -10,7 +10,17 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import DEVICE, connected, eventually, object_counts, open_pair, reported, rss_kib
+from emulated.core import (
+    DEVICE,
+    ON_EMULATED,
+    ON_RXE,
+    connected,
+    eventually,
+    object_counts,
+    open_pair,
+    reported,
+    rss_kib,
+)
 from pyverbs.qp import QPAttr
 
 import aiordma
@@ -18,8 +28,11 @@ from aiordma import ClosedError, Completion, WrFlushError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
-# A million on one loop; fewer on the others, to keep the time down.
+# A million on one loop; fewer on the others, to keep the time down, and on Soft-RoCE, whose every packet is the
+# processor's work.
 WRITES = {"uvloop": 1_000_000, "asyncio": 100_000, "trio": 60_000}
+if ON_RXE:
+    WRITES = dict.fromkeys(WRITES, 10_000)
 
 
 def _loop_name(anyio_backend: Any) -> str:
@@ -77,7 +90,8 @@ async def test_a_million_awaited_writes_lose_and_duplicate_no_completion(anyio_b
         assert sum(cq["unknown"] for cq in cqs) == 0
         assert sum(cq["outstanding"] for cq in cqs) == 0
         assert sum(cq["events"] for cq in cqs) > 0
-        assert sum(cq["spin_hits"] for cq in cqs) > 0
+        # Nothing of Soft-RoCE's in a VM ends as soon as that.
+        assert sum(cq["spin_hits"] for cq in cqs) > 0 or ON_RXE
         left.release()
         right.release()
 
@@ -175,8 +189,10 @@ async def test_completions_are_freed_when_they_are_over() -> None:
         assert sys.getallocatedblocks() - blocks < 500
 
 
-async def test_a_message_of_a_gibibyte_arrives_whole() -> None:
-    size = 1 << 30
+async def test_a_message_of_a_gibibyte_or_as_long_as_the_port_carries_arrives_whole() -> None:
+    async with aiordma.open_device(DEVICE) as device:
+        size = min(device.max_message, 1 << 30)
+    assert size == 1 << 30 or not ON_EMULATED
     source, sink = mmap.mmap(-1, size), mmap.mmap(-1, size)
     marks = [0, 1, 4095, 4096, size // 2 - 1, size // 2, size - 4097, size - 1]
     try:
@@ -184,7 +200,6 @@ async def test_a_message_of_a_gibibyte_arrives_whole() -> None:
             source[mark] = mark % 251 + 1
         async with aiordma.open_device(DEVICE) as device:
             async with device.reg_mr(source) as mr, device.reg_mr(sink) as target, connected(device) as p:
-                assert device.max_message >= size
                 with anyio.fail_after(100):
                     done = await p.a.rdma_write(mr, target.remote())
                 assert done.status == 0
@@ -196,12 +211,15 @@ async def test_a_message_of_a_gibibyte_arrives_whole() -> None:
 
 
 async def test_longer_than_the_port_carries_is_refused() -> None:
-    file = mmap.mmap(-1, (1 << 30) + 4096)
-    async with aiordma.open_device(DEVICE) as device, device.reg_mr(file) as mr, connected(device) as p:
-        with pytest.raises(aiordma.UsageError, match="split it"):
-            p.a.rdma_write(mr, mr.remote())
-        await p.check()
-    file.close()
+    async with aiordma.open_device(DEVICE) as device:
+        if device.max_message >= device.attributes.max_mr_size:
+            pytest.skip(f"{device.name} registers no memory that's longer than a message")
+        file = mmap.mmap(-1, device.max_message + 4096)
+        async with device.reg_mr(file) as mr, connected(device) as p:
+            with pytest.raises(aiordma.UsageError, match="split it"):
+                p.a.rdma_write(mr, mr.remote())
+            await p.check()
+        file.close()
 
 
 # ---------------------------------------------------------------- nothing hangs
@@ -231,7 +249,8 @@ async def test_everybody_waiting_gets_an_answer_when_the_qp_fails(how: str) -> N
             if how == "access error":
                 p.a.rdma_write(p.local[:8], aiordma.RemoteBuffer(p.remote.addr, 8, 0x1234500))
             ops = [p.a.rdma_write(p.local[:8], p.remote, signaled=i % 5 == 0) for i in range(200)]
-            ops += [p.a.recv(p.local) for _ in range(200)]
+            # On Soft-RoCE no more than have slots: what is posted after the failure isn't flushed there (docs/soft-roce.md).
+            ops += [p.a.recv(p.local) for _ in range(128 if ON_RXE else 200)]
             ops += [p.a.rdma_write_many([(p.local[:8], p.remote)] * 40)]
             async with anyio.create_task_group() as group:
                 for op in ops:

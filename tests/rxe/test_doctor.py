@@ -103,7 +103,7 @@ def test_links_that_are_down_and_in_another_namespace() -> None:
     # A veth without its peer has no carrier, so that both are down.
     assert [f for f in found if f[0] == "port"] == [["port", "error", "not-active"]] * 2
     assert [f for f in found if f[0] == "link"] == [["link", "error", "down"], ["link", "error", "no-link"]]
-    found = files("unshare", "-n", "sh", "-ec", 'mount -t sysfs none /sys; exec "$0" "$@"')
+    found = files("unshare", "-m", "-n", "sh", "-ec", 'mount -t sysfs none /sys; exec "$0" "$@"')
     assert [f for f in found if f[0] == "link"] == [["link", "warning", "other-namespace"]] * 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from emulated.core import DEVICE, PEER_DEVICE, Pair, connected, open_pair
+from emulated.core import DEVICE, PEER_DEVICE, Pair, connected, open_pair, why_uncounted
 
 import aiordma
 from aiordma import CompletionError, GidType, LocalQpOperationError, RetryExceededError, WrFlushError
@@ -37,6 +37,7 @@ def mend() -> None:
 async def test_the_devices_are_the_kernels() -> None:
     assert [info.name for info in aiordma.list_devices()] == ["rxe0", "rxe1"]
     assert (DEVICE, PEER_DEVICE) == ("rxe0", "rxe1")
+    assert why_uncounted() == ""
     async with aiordma.open_device() as device:
         assert (device.name, device.is_emulated, device.mlx5) == ("rxe0", False, None)
         # RoCE v2 is all that rxe has; of its GIDs the IPv4 one is taken, not the link-local one of entry 0.

@@ -1,5 +1,7 @@
 """Each check of `aiordma doctor` finds what it's for, on made-up machines: trees of files, rights, limits."""
 
+import ast
+import errno
 import importlib
 import io
 import json
@@ -10,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +160,21 @@ def test_a_device_without_uverbs(machine_: Machine) -> None:
     for path in (machine_.root / "sys/class/infiniband_verbs/uverbs0").iterdir():
         path.unlink()
     (machine_.root / "sys/class/infiniband_verbs/uverbs0").rmdir()
-    assert the_one(devices.check_node(machine_.system(), machine_.facts())).reason == "no-uverbs"
+    finding = the_one(devices.check_node(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason, finding.cure) == (Status.ERROR, "no-uverbs", ("modprobe ib_uverbs",))
+
+
+def test_nodes_that_cannot_be_looked_at(machine_: Machine) -> None:
+    machine_.device()
+    node = put(machine_.root, "/dev/infiniband/uverbs0")
+    node.unlink()
+    node.symlink_to(node)
+    finding = the_one(devices.check_node(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "unreadable")
+    # As a folder that's closed to this user, which root can't be shown.
+    finding = the_one(devices.check_permission(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason) == (Status.ERROR, "no-permission")
+    assert finding.cure == ("chmod 755 /dev/infiniband",)
 
 
 class Refusing(System):
@@ -212,6 +229,13 @@ def test_ports_that_are_not_active(machine_: Machine, states: list[Any], worst: 
     assert [f.status for f in findings] == [Status.OK] * (len(states) - 1) + [worst]
     assert findings[-1].reason == "not-active"
     assert "ip link set lo up" in findings[-1].cure[0]
+
+
+def test_a_port_whose_state_is_not_to_be_had(machine_: Machine) -> None:
+    machine_.device()
+    (machine_.root / "sys/class/infiniband/mlx5_0/ports/1/state").unlink()
+    finding = the_one(devices.check_port(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "unreadable")
 
 
 def test_an_infiniband_port_without_subnet_manager(machine_: Machine) -> None:
@@ -273,7 +297,7 @@ def test_an_interface_in_another_network_namespace(machine_: Machine) -> None:
     machine_.device(EmulatedPort(gids=(Gid("10.0.0.1", "v2", "eth7"),)))
     put(machine_.root, "/run/.containerenv")
     finding = the_one(network.check_link(machine_.system(), machine_.facts()))
-    assert (finding.reason, finding.subject) == ("other-namespace", "eth7")
+    assert (finding.status, finding.reason, finding.subject) == (Status.WARNING, "other-namespace", "eth7")
     assert "--network=host" in finding.cure[0]
 
 
@@ -468,7 +492,11 @@ def test_modules(machine_: Machine) -> None:
     machine_.device()
     assert the_one(machine.check_modules(machine_.system(), machine_.facts())).status is Status.OK
     (machine_.root / "sys/module/ib_uverbs").rmdir()
-    assert the_one(machine.check_modules(machine_.system(), machine_.facts())).reason == "no-uverbs"
+    finding = the_one(machine.check_modules(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason) == (Status.ERROR, "no-uverbs")
+    shutil.rmtree(machine_.root / "sys/module")
+    finding = the_one(machine.check_modules(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "no-sysfs")
 
 
 @pytest.mark.parametrize(
@@ -480,11 +508,17 @@ def test_fork(machine_: Machine, status: int | None, wanted: Status) -> None:
     finding = the_one(machine.check_fork(machine_.system(), facts))
     assert finding.status is wanted
     assert (wanted is Status.OK) == (not finding.cure)
+    shutil.rmtree(machine_.root / "sys/class/infiniband")
+    without = machine_.facts(libraries=facts.libraries)
+    finding = the_one(machine.check_fork(machine_.system(), without))
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "no-device")
     # And where nothing can be asked it isn't guessed.
     assert the_one(machine.check_fork(machine_.system(), machine_.facts())).status is Status.UNKNOWN
 
 
 def test_huge_pages(machine_: Machine) -> None:
+    finding = the_one(machine.check_huge_pages(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "no-meminfo")
     put(
         machine_.root,
         "/proc/meminfo",
@@ -533,11 +567,24 @@ def test_what_a_probe_that_died_leaves_open_is_said(machine_: Machine) -> None:
 
 def test_rdma_cm(machine_: Machine) -> None:
     machine_.device()
-    assert the_one(libraries.check_rdma_cm(machine_.system(), machine_.facts())).reason == "no-node"
+    finding = the_one(libraries.check_rdma_cm(machine_.system(), machine_.facts()))
+    assert (finding.status, finding.reason, finding.cure[0]) == (Status.WARNING, "no-node", "modprobe rdma_ucm")
     put(machine_.root, "/dev/infiniband/rdma_cm")
     assert the_one(libraries.check_rdma_cm(machine_.system(), machine_.facts())).status is Status.OK
     system = Refusing(root=machine_.root, environ={}, uid=1000, memlock=SOME)
-    assert the_one(libraries.check_rdma_cm(system, machine_.facts())).reason == "no-permission"
+    finding = the_one(libraries.check_rdma_cm(system, machine_.facts()))
+    assert (finding.status, finding.reason) == (Status.WARNING, "no-permission")
+    assert "chmod 666 /dev/infiniband/rdma_cm" in finding.cure[0]
+
+
+def test_librdmacm_that_does_not_load(machine_: Machine) -> None:
+    step = {"step": "library", "name": "librdmacm.so.1", "path": None, "error": "no such file"}
+    for emulated in (True, False):
+        finding = the_one(
+            libraries.check_rdma_cm(machine_.system(emulated=emulated), machine_.facts(libraries=libraries_probe(step)))
+        )
+        assert (finding.status, finding.reason, finding.detail) == (Status.WARNING, "library", "no such file")
+        assert "librdmacm1" in finding.cure[0]
 
 
 # ---------------------------------------------------------------- opening
@@ -621,6 +668,12 @@ def test_mlx5_features(machine_: Machine, step: dict[str, Any], status: Status, 
 # ---------------------------------------------------------------- probes and reports
 
 
+def test_a_probe_that_says_nothing_of_mlx5(machine_: Machine) -> None:
+    facts = machine_.facts(opened=opened({"step": "opened", "error": None}, ended="it was ended by SIGSEGV"))
+    finding = the_one(devices.check_mlx5(machine_.system(), facts))
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "no-answer")
+
+
 def test_what_probes_print() -> None:
     good = parse(Output(0, 'noise\n{"step": "a", "x": 1}\n[]\n{"step": "a", "x": 2}\n{"cut', ""), 5)
     assert (good.ended, good.last, len(good.all("a"))) == ("", "a", 2)
@@ -700,6 +753,28 @@ def test_every_check_is_a_heading_of_the_page() -> None:
     page = Path(__file__).parents[2] / "docs/troubleshooting.md"
     headings = {line.removeprefix("## ").strip() for line in page.read_text().splitlines() if line.startswith("## ")}
     assert set(doctor.CHECKS) <= headings
+
+
+def _written_findings() -> Iterator[tuple[str, ast.Call]]:
+    """Every place in the checks' sources where a finding is made."""
+    for module in (devices, libraries, machine, network):
+        assert module.__file__ is not None
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
+                yield f"{Path(module.__file__).name}:{node.lineno}", node
+
+
+def test_every_problem_has_a_cure() -> None:
+    problems = 0
+    for where, call in _written_findings():
+        status = ast.unparse(call.args[1])
+        # "bad" is one or the other, by what else there is.
+        if "ERROR" in status or "WARNING" in status or status == "bad":
+            problems += 1
+            assert any(keyword.arg == "cure" for keyword in call.keywords), f"{where}: {status} without a cure"
+    assert problems > 25
+    for code in (None, errno.EACCES, errno.ENOMEM, errno.ENODEV, errno.EIO, errno.E2BIG):
+        assert devices._open_cures(code)
 
 
 def test_findings_bear_their_checks_name(machine_: Machine) -> None:

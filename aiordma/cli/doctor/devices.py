@@ -254,6 +254,8 @@ def check_open(system: System, facts: Facts) -> Iterator[Finding]:
                 f"{name} opens, but can't be asked: {queried['error']}",
                 reason=errno.errorcode.get(queried["errno"] or 0, "failed"),
                 subject=name,
+                detail=result.stderr.strip(),
+                cure=_open_cures(queried["errno"]),
             )
         else:
             yield Finding("open", Status.OK, f"{name} opens and answers", subject=name)

@@ -96,26 +96,30 @@ make_devices
 
 # shellcheck disable=SC2153
 cd "$FOLDER" || quit "no folder $FOLDER"
+# Folders on the way that are root's alone, as tox makes its own: opened here, in the overlay, for users whom the command is
+# run as, or whom it runs something as.
+for folder in "$FOLDER" "${PATH%%:*}"; do
+    while [ "$folder" != / ]; do
+        chmod a+rx "$folder"
+        folder=$(dirname "$folder")
+    done
+done
 as_user=()
 if [ -n "$VM_USER" ]; then
-    # Folders on the way that are root's alone, as tox makes its own: opened here, in the overlay, for this user.
-    for folder in "$FOLDER" "${PATH%%:*}"; do
-        while [ "$folder" != / ]; do
-            chmod a+rx "$folder"
-            folder=$(dirname "$folder")
-        done
-    done
     as_user=(setpriv --reuid "$VM_USER" --regid "$(id -g "$VM_USER")" --clear-groups)
 fi
 export HOME=/root
 [ -z "$VM_USER" ] || export HOME=/tmp
 
+begun=$SECONDS
 # shellcheck disable=SC2153
 timeout --kill-after=10 "$LIMIT" "${as_user[@]}" "${COMMAND[@]}" </dev/null &
 command=$!
 wait "$command"
 status=$?
-if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
+# timeout's own when it had to kill; before the time is over, it's the kernel that killed it, for want of memory say.
+[ "$status" -ne 137 ] || [ $((SECONDS - begun)) -lt "$LIMIT" ] || status=124
+if [ "$status" -eq 124 ]; then
     # Who waits for what in the kernel goes to the console, which run.py shows.
     echo w >/proc/sysrq-trigger
 fi

@@ -22,8 +22,8 @@ program's Python first on the path; what it prints comes as it's printed, and it
                     unless AIORDMA_VM=required
     --prepare       download and build what is needed, and run nothing
 
-Exit status: COMMAND's; 124 when it ran into its time limit; 125 when there was no VM or it came to no proper end, with the
-end of its console on standard error.
+Exit status: COMMAND's, which is 137 when the kernel killed it; 124 when it ran into its time limit; 125 when there was no
+VM or it came to no proper end, with the end of its console on standard error.
 
 For example, what a test of `aiordma doctor` wants:
 
@@ -180,7 +180,10 @@ def main() -> int:
         _say(result.why)
         _tail(result.console)
         return _NO_VM
-    if result.status in (_TIMEOUT, 128 + 9):
+    if result.status == 128 + signal.SIGKILL:
+        _say("the command was killed, before its time limit: see whether the VM ran out of memory (--memory)")
+        _tail(result.console)
+    if result.status == _TIMEOUT:
         _say(f"the command ran into its time limit ({options.limit:.0f} s for everything)")
         _tail(result.console)
         return _TIMEOUT
