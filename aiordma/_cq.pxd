@@ -27,11 +27,11 @@ cdef void **word_of(object obj, void *value)
 
 cdef class Queue:
     cdef CompletionQueue cq
-    cdef readonly uint32_t qp_num
     cdef uint64_t base
     cdef uint64_t last_signaled
     cdef bint any_signaled
     cdef readonly bint closed
+    cdef readonly uint32_t qp_num
     cdef bint blocked_on_cq
     cdef str first_failure
     cdef public bint disconnected

@@ -19,10 +19,10 @@ cdef class Receiver:
 cdef class QueuePairBase(Receiver):
     cdef v.ibv_qp *qp
     cdef WorkQueue _send
-    cdef uint32_t _max_send_sge
-    cdef uint32_t _max_inline_data
-    cdef uint64_t _max_message
     cdef bint always_signal
+    cdef uint32_t _max_inline_data
+    cdef uint32_t _max_send_sge
+    cdef uint64_t _max_message
     cdef int _check_send(self) except -1
     cdef object _pins(self)
     cdef int _gather_source(self, v.ibv_send_wr *wr, v.ibv_sge *sges, Completion c, object local, int need,

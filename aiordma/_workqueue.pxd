@@ -23,34 +23,35 @@ cdef struct Deferred:
 
 
 cdef class WorkQueue(Queue):
+    # What every operation touches comes first: with many queues each of its cache lines is one to wait for.
     cdef v.ibv_qp *qp
-    cdef v.ibv_srq *srq
-    cdef readonly str name
-    cdef int kind
-    cdef bint unordered
-    cdef readonly uint32_t capacity
+    cdef void **entries
+    cdef void **held
+    cdef Deferred *deferred_head
     cdef uint64_t head
     cdef uint64_t tail
-    cdef void **entries
     cdef uint32_t mask
     cdef uint32_t used
+    cdef readonly uint32_t capacity
+    cdef uint32_t unsignaled_run
+    cdef readonly uint64_t n_posted
+    cdef readonly uint64_t n_completed
+    cdef bint unordered
+    cdef bint broken
+    cdef bint draining
+    cdef int kind
+    cdef Waitable idle
     cdef uint32_t *free_slots
     cdef uint32_t n_free
-    cdef Deferred *deferred_head
+    cdef bint can_mark
     cdef Deferred *deferred_tail
     cdef readonly uint32_t deferred
     cdef uint32_t max_deferred
-    cdef uint32_t unsignaled_run
-    cdef bint broken
-    cdef bint draining
-    cdef bint can_mark
-    cdef Waitable idle
-    cdef list limbo
     cdef uint32_t posted_before_error
-    cdef readonly uint64_t n_posted
-    cdef readonly uint64_t n_completed
     cdef readonly uint64_t n_deferred
-    cdef void **held
+    cdef v.ibv_srq *srq
+    cdef readonly str name
+    cdef list limbo
     cdef object pyverbs
     cdef int _check_alive(self) except -1
     cdef uint32_t _room(self)
