@@ -19,6 +19,14 @@ from typing import Any
 RUNTIME = "AIORDMA_EMULATOR_RUNTIME_DIR"
 
 
+def stop(pid: int) -> None:
+    """Stop a process, and wait until all its threads stand."""
+    os.kill(pid, signal.SIGSTOP)
+    states = [t / "stat" for t in Path(f"/proc/{pid}/task").iterdir()]
+    while any(s.read_text().rpartition(")")[2].split()[0] != "T" for s in states):
+        time.sleep(0.001)
+
+
 class Process:
     """A process that has imported :mod:`emulated.nic` as * and ``asyncio``, ``aiordma``, ``time``, ``os``."""
 
@@ -56,10 +64,7 @@ class Process:
 
     def stop(self) -> None:
         """Stop it, and wait until all its threads stand."""
-        self.signal(signal.SIGSTOP)
-        states = [t / "stat" for t in Path(f"/proc/{self.pid}/task").iterdir()]
-        while any(s.read_text().rpartition(")")[2].split()[0] != "T" for s in states):
-            time.sleep(0.001)
+        stop(self.pid)
 
     def go_on(self) -> None:
         self.signal(signal.SIGCONT)

@@ -1,9 +1,20 @@
 """aiordma in two processes: its exchange, and DC."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from anyio import to_thread
+from emulated.core import DEVICE
+from emulated.ipc import stop
+
+import aiordma
+from aiordma import RemoteBuffer, mlx5
+from aiordma.mlx5 import DCTInfo
 
 PROGRAM = """
 import asyncio, json, sys
@@ -84,6 +95,73 @@ async def initiator(info, remote):
 
 asyncio.run(target() if len(sys.argv) == 1 else initiator(*sys.argv[1:]))
 """
+
+
+STREAM_TARGET = """
+import asyncio, json
+import aiordma, aiordma.emulator
+from aiordma import mlx5
+
+async def target():
+    async with (
+        aiordma.open_device("emulated") as device,
+        device.reg_mr(bytearray(1 << 20)) as inbox,
+        device.create_srq(64) as srq,
+        mlx5.create_dc_target(device, srq) as target,
+    ):
+        receives = [srq.recv(inbox) for _ in range(2)]
+        print(target.info.to_json(), flush=True)
+        print(json.dumps(inbox.remote().to_json()), flush=True)
+        for receive in receives:
+            print((await receive).imm_data, flush=True)
+
+aiordma.emulator.attach()
+asyncio.run(target())
+"""
+
+
+def start_target() -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", STREAM_TARGET], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.anyio
+async def test_a_stream_to_a_process_that_is_stopped_holds_up_no_other() -> None:
+    """The long write waits for it, and so do completions behind it; what goes to another process arrives."""
+    targets = [start_target() for _ in range(2)]
+
+    def line(i: int) -> str:
+        out = targets[i].stdout
+        assert out is not None
+        return out.readline()
+
+    try:
+        infos = [(DCTInfo.from_json(line(i)), RemoteBuffer.from_json(json.loads(line(i)))) for i in range(2)]
+        async with (
+            aiordma.open_device(DEVICE) as device,
+            device.reg_mr(bytearray(1 << 20)) as mr,
+            mlx5.create_dc_initiator(device, log_streams=1, timeout=20, retry_cnt=7) as dci,  # 4 s, eight times
+        ):
+            peers = [await dci.reach(info) for info, _ in infos]
+            there = [remote for _, remote in infos]
+            for i in range(2):
+                await dci.rdma_write(peers[i], mr[:8], there[i], stream_id=i, imm=i)
+                assert line(i) == f"{i}\n"
+            stop(targets[0].pid)
+            stopped = dci.rdma_write(peers[0], mr, there[0], stream_id=0, imm=7)
+            moving = dci.rdma_write(peers[1], mr, there[1], stream_id=1, imm=8)
+            assert await to_thread.run_sync(line, 1) == "8\n"
+            assert not stopped.done
+            assert not moving.done
+            targets[0].send_signal(signal.SIGCONT)
+            assert await to_thread.run_sync(line, 0) == "7\n"
+            await stopped
+            await moving
+    finally:
+        for target in targets:
+            target.kill()
+            target.wait(10)
+            assert target.stdout is not None
+            target.stdout.close()
 
 
 def test_aiordma_and_its_exchange(tmp_path: Path) -> None:

@@ -161,6 +161,26 @@ async def test_one_initiator_reaches_targets_on_several_devices() -> None:
             assert s.right[:16].tobytes() == s.left[i : i + 8].tobytes() * 2
 
 
+async def test_a_stream_that_waits_holds_up_no_other() -> None:
+    """Its own stream it does, and completions keep the order of the queue."""
+    async with setting(log_streams=2) as s:
+        waits = s.dci.send(s.peer, s.local[:8], stream_id=1)
+        behind = s.dci.rdma_write(s.peer, s.local[8:16], s.remote[8:16], stream_id=1)
+        others = [
+            s.dci.rdma_write(s.peer, s.local[i : i + 8], s.remote[i:], stream_id=i % 4) for i in (1018, 2004, 3011)
+        ]
+        await eventually(lambda: s.right[3011:3019].tobytes() == s.left[3011:3019].tobytes())
+        await eventually(lambda: s.right[1018:1026].tobytes() == s.left[1018:1026].tobytes())
+        await eventually(lambda: s.right[2004:2012].tobytes() == s.left[2004:2012].tobytes())
+        await anyio.sleep(0.02)
+        assert not s.right[8:16].any()
+        assert not any(one.done for one in (waits, behind, *others))
+        await s.srq.recv(s.there[:8])
+        for one in (waits, behind, *others):
+            await one
+        assert (s.right[:16] == s.left[:16]).all()
+
+
 async def test_initiators_share_a_target() -> None:
     async with setting(log_streams=1) as s:
         dcis = [await mlx5.create_dc_initiator(s.device) for _ in range(5)]

@@ -225,6 +225,238 @@ static void dc_streams(void)
 	close_all();
 }
 
+/* ---------------------------------------------------------------- streams beside each other */
+
+#define AT 500000u /* where dc() writes to */
+
+static bool arrived(uint8_t value)
+{
+	return __atomic_load_n(&mem[1][AT], __ATOMIC_ACQUIRE) == value;
+}
+
+static void wait_arrived(uint8_t value)
+{
+	uint64_t end = monotonic_us() + 10000000;
+
+	while (!arrived(value))
+		CHECK(monotonic_us() < end);
+}
+
+static struct wr byte(const uint8_t *value, uint16_t stream)
+{
+	struct wr w = dc(MLX5_OPCODE_RDMA_WRITE, 1, stream);
+
+	w.sg = NULL;
+	w.nsg = 0;
+	w.inl = value;
+	w.ninl = 1;
+	return w;
+}
+
+static void post_write(uint8_t value, uint16_t stream)
+{
+	struct wr w = byte(&value, stream);
+
+	qp_post(&tx, &w);
+}
+
+/* For which there is no receive. */
+static void post_waiting(uint16_t stream)
+{
+	struct wr w = dc(MLX5_OPCODE_SEND, 8, stream);
+
+	qp_post(&tx, &w);
+}
+
+/* To where nobody is. */
+static void post_lost(uint8_t opcode, uint16_t stream)
+{
+	struct wr w = dc(opcode, 8, stream);
+
+	w.dqpn = 0xfffff;
+	qp_post(&tx, &w);
+}
+
+static void expect(uint16_t counter, uint8_t syndrome)
+{
+	struct wc wc;
+
+	cq_wait(&scq, &wc);
+	CHECK_EQ(wc.counter, counter);
+	CHECK_EQ(wc.syndrome, syndrome);
+}
+
+/* One that waits holds up what is on its own stream, and the completions of what was posted behind it. */
+static void stream_that_waits(void)
+{
+	uint16_t at[3];
+
+	dc_open(2, 1);
+	at[0] = (uint16_t)tx.sq_pi;
+	post_waiting(1);
+	at[1] = (uint16_t)tx.sq_pi;
+	post_write(7, 2);
+	wait_arrived(7);
+	at[2] = (uint16_t)tx.sq_pi;
+	post_write(8, 1);
+	cq_expect_nothing(&scq, 20);
+	CHECK(arrived(7));
+	recv_on(&srq, 0, 64);
+	for (unsigned i = 0; i < 3; i++)
+		expect(at[i], 0);
+	CHECK(arrived(8));
+	close_all();
+}
+
+/* As many at a time as were asked for. */
+static void streams_at_a_time(void)
+{
+	dc_open(1, 1);
+	post_waiting(1);
+	post_waiting(2);
+	post_write(9, 3);
+	cq_expect_nothing(&scq, 20);
+	CHECK(!arrived(9));
+	recv_on(&srq, 0, 64);
+	wait_arrived(9);
+	recv_on(&srq, 0, 64);
+	for (unsigned i = 0; i < 3; i++)
+		CHECK_EQ(sent(), 0);
+	close_all();
+}
+
+/* What is behind a fence comes after the READ, and so after what isn't. */
+static void fence_over_streams(void)
+{
+	const uint8_t value = 3;
+	struct wr read, behind;
+
+	dc_open(2, 2);
+	tx.qp.timeout = 13;
+	read = dc(MLX5_OPCODE_RDMA_READ, 8, 1);
+	read.dqpn = 0xfffff;
+	behind = byte(&value, 2);
+	behind.fence = true;
+	qp_post_quietly(&tx, &read);
+	qp_post_quietly(&tx, &behind);
+	post_write(4, 3);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
+	CHECK_EQ(sent(), 0);
+	CHECK_EQ(sent(), 0);
+	CHECK(arrived(3));
+	close_all();
+}
+
+/* Errors are counted when they happen, and told in their turn. */
+static void streams_that_fail(void)
+{
+	struct wr bad;
+
+	dc_open(2, 1);
+	tx.qp.timeout = 1;
+	tx.qp.retry_cnt = 0;
+	post_waiting(0);
+	post_lost(MLX5_OPCODE_RDMA_WRITE, 1);
+	post_write(1, 1);
+	sleep_ms(10);
+	CHECK(!arrived(1));
+	post_write(2, 2);
+	wait_arrived(2);
+	cq_expect_nothing(&scq, 1);
+	CHECK_EQ(qp_state_now(&tx), IBV_QPS_RTS);
+	recv_on(&srq, 0, 64);
+	CHECK_EQ(sent(), 0);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
+	CHECK_EQ(sent(), 0);
+	emu_lock();
+	CHECK_EQ(emu_dci_stream_reset(&tx.qp, 1), 0);
+	emu_unlock();
+	post_write(3, 1);
+	CHECK_EQ(sent(), 0);
+	CHECK(arrived(3));
+	/* With the second the DCI is in error, and what waited isn't done any more. */
+	post_waiting(0);
+	for (uint16_t stream = 1; stream <= 2; stream++) {
+		bad = dc(MLX5_OPCODE_RDMA_WRITE, 8, stream);
+		bad.rkey ^= 0x1000;
+		qp_post(&tx, &bad);
+	}
+	post_write(4, 3);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+	sent(); /* as it happens */
+	CHECK_EQ(qp_state_now(&tx), IBV_QPS_ERR);
+	/* And from the beginning. */
+	qp_state(&tx, IBV_QPS_RESET);
+	qp_to_rts(&tx);
+	post_write(5, 1);
+	CHECK_EQ(sent(), 0);
+	CHECK(arrived(5));
+	/* Closed with work on its way. */
+	post_waiting(1);
+	post_lost(MLX5_OPCODE_RDMA_READ, 2);
+	close_all();
+}
+
+/* SQD ends what was taken off the queue, and begins nothing new. */
+static void streams_drain(void)
+{
+	dc_open(2, 1);
+	post_waiting(1);
+	post_write(6, 2);
+	wait_arrived(6);
+	qp_state(&tx, IBV_QPS_SQD);
+	post_write(7, 2);
+	CHECK_EQ(async_event(&app[0], NULL, 20), -1);
+	recv_on(&srq, 0, 64);
+	CHECK_EQ(async_event(&app[0], NULL, 5000), IBV_EVENT_SQ_DRAINED);
+	CHECK_EQ(sent(), 0);
+	CHECK_EQ(sent(), 0);
+	CHECK(arrived(6));
+	qp_state(&tx, IBV_QPS_RTS);
+	CHECK_EQ(sent(), 0);
+	CHECK(arrived(7));
+	close_all();
+}
+
+/* Long messages of several streams to one target come whole, as from several senders; short ones of a stream in order. */
+static void streams_at_random(void)
+{
+	enum { STREAMS = 6, N = 60 };
+	uint32_t next[STREAMS] = { 0 }, seen[STREAMS] = { 0 };
+	unsigned posted = 0, done = 0, received = 0;
+	struct wc wc;
+
+	dc_open(2, 1);
+	while (done < N || received < N) {
+		if (posted < N && posted - done < 12) {
+			uint16_t stream = (uint16_t)(rand() % STREAMS);
+			uint32_t len = rand() % 3 ? (uint32_t)rand() % 2000 : 300000 + (uint32_t)rand() % 300000;
+			struct wr w = dc(MLX5_OPCODE_SEND_IMM, len, stream);
+
+			sg.p = mem[0] + posted;
+			w.imm = (uint32_t)stream << 16 | next[stream]++;
+			qp_post(&tx, &w);
+			posted++;
+		}
+		if (rand() % 2 && srq.posted < N && srq.posted - received < 16)
+			recv_on(&srq, 0, 700000);
+		while (cq_poll(&scq, &wc)) {
+			CHECK_EQ(wc.syndrome, 0);
+			done++;
+		}
+		while (cq_poll(&rcq, &wc)) {
+			CHECK_EQ(wc.op, MLX5_CQE_RESP_SEND_IMM);
+			CHECK_EQ(wc.imm & 0xffff, seen[wc.imm >> 16]);
+			seen[wc.imm >> 16]++;
+			received++;
+		}
+	}
+	close_all();
+}
+
 /* ---------------------------------------------------------------- XRC */
 
 static void xrc(void)
@@ -280,6 +512,12 @@ int main(void)
 	dc_traffic();
 	dc_many();
 	dc_streams();
+	stream_that_waits();
+	streams_at_a_time();
+	fence_over_streams();
+	streams_that_fail();
+	streams_drain();
+	streams_at_random();
 	xrc();
 	world_close();
 	return 0;

@@ -88,6 +88,7 @@ static void serve(struct wire_link *l, uint32_t slot)
 		.solicited = w.flags & WIRE_SOLICITED,
 		.imm = w.imm,
 		.src_qpn = w.src_qpn & 0xffffff,
+		.src_stream = w.src_stream,
 		.dst_qpn = w.dst_qpn & 0xffffff,
 		.psn = w.psn,
 		.packets = w.packets,

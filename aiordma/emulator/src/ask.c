@@ -104,6 +104,7 @@ static void fill(struct wire_request *w, const struct nic_req *req)
 		.sl = req->sl,
 		.imm = req->imm,
 		.src_qpn = req->src_qpn,
+		.src_stream = req->src_stream,
 		.dst_qpn = req->dst_qpn,
 		.psn = req->psn,
 		.packets = req->packets,

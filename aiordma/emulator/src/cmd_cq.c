@@ -232,7 +232,7 @@ static bool has_work_ahead(const struct emu_cq *cq)
 		const struct emu_qp *qp = (const struct emu_qp *)ctx->handles[h];
 
 		if (qp && qp->o.type == EMU_QP && qp->scq == cq && qp->state == IBV_QPS_RTS && qp->sq_nbb &&
-		    !qp->stall && (uint16_t)load_be32(&qp->db[1]) != qp->sq_ci)
+		    ((!qp->stall && (uint16_t)load_be32(&qp->db[1]) != qp->sq_ci) || emu_qp_streams_run(qp)))
 			return true;
 	}
 	return false;

@@ -405,7 +405,11 @@ void emu_qp_remove(struct emu_qp *);			 /* no CQE of it is written after this; u
 void emu_qp_state_changed(struct emu_qp *, uint8_t old); /* qp->state is the new one: RESET clears the queues' counters,
 							  * ERR flushes, RTS starts the SQ, SQD drains and raises the event */
 void emu_qp_kick(struct emu_qp *);			 /* look at its queues soon */
+bool emu_qp_streams_run(const struct emu_qp *); /* a DCI: what was taken off its queue is being executed, and doesn't wait */
 /* How far the connection has come. */
+/* Of a DCI: what executes its streams looks like a QP too, but is in no table. */
+void emu_qp_for_each_lane(struct emu_qp *, void (*fn)(struct emu_qp *));
+
 struct emu_qp_progress {
 	uint32_t next_send_psn, next_rcv_psn;
 	uint32_t messages_sent, messages_received; /* 24 bits, of what uses sequence numbers */

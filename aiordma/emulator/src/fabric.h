@@ -29,6 +29,7 @@ struct nic_req {
 	uint32_t imm; /* immediate data or key to invalidate, big-endian */
 	uint32_t src_qpn, dst_qpn, psn, packets;
 	uint8_t src_type, src_mtu;
+	uint16_t src_stream; /* of a DCI, whose streams are as connections of their own */
 	uint64_t msg_len, off, len; /* the whole message, and this slice */
 	uint64_t raddr;
 	uint32_t rkey;

@@ -30,8 +30,10 @@ struct emu_device *inject_device(const char *name)
 void inject_for_each_qp(struct emu_device *dev, void (*fn)(struct emu_qp *))
 {
 	for (uint32_t i = 0; i < dev->qps_size; i++)
-		if (dev->qps[i])
+		if (dev->qps[i]) {
 			fn(dev->qps[i]);
+			emu_qp_for_each_lane(dev->qps[i], fn);
+		}
 }
 
 void inject_count(void)

@@ -192,6 +192,7 @@ struct nic_rx {
 	struct nic_rx *next;
 	union ibv_gid sgid; /* of a DCT's: whose message it is */
 	uint32_t src_qpn;
+	uint16_t src_stream;
 	bool busy;
 	struct nic_recv recv;
 };
@@ -234,8 +235,9 @@ struct nic_qp {
 	uint32_t tx_psn, rx_psn;
 	uint32_t tx_messages, rx_messages; /* 24 bits */
 	uint64_t rx_result; /* of the last atomic, for its answer once more */
-	uint64_t *stream_errors; /* a DCI with streams: a bit for each that is in error */
-	uint32_t nstream_errors;
+	/* streams.c: of a DCI that has any, and of its lanes, whose QP is none but in name: theirs is `owner` */
+	struct nic_streams *streams;
+	struct emu_qp *owner;
 	/* fabric.c: where the connection leads */
 	struct nic_route route;
 	/* engine.c */
@@ -302,6 +304,9 @@ enum nic_step inject_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 enum nic_step requester_lost(struct emu_qp *, uint8_t *syndrome);
 enum nic_step requester_not_ready(struct emu_qp *, uint8_t timer, uint8_t *syndrome);
 
+/* fm_ce_se: strong, initiator-small and the others of mlx5dv.h, MLX5_WQE_CTRL_FENCE and so on */
+#define NIC_FENCES 0xe0
+
 /* May the WQE be sent behind others that are on their way? */
 bool requester_may_launch(const struct emu_qp *, const struct nic_wqe *);
 
@@ -319,6 +324,39 @@ bool requester_land(struct emu_qp *, const struct wire_flight *);
 /* What is left of the QP's work after a turn of it. */
 enum nic_left { LEFT_NOTHING, LEFT_WORK, LEFT_WAITING };
 enum nic_left sq_turn(struct emu_qp *, bool *worked);
+
+/* WQEs, and flushes, that a QP gets in one turn before the others have theirs. */
+#define SQ_TURN_WQES 64u
+
+/* How a WQE ended: its CQE, if there is to be one. */
+struct sq_outcome {
+	uint8_t opcode, flags, syndrome;
+	uint16_t counter;
+	uint32_t len;
+};
+void sq_report(struct emu_qp *, const struct sq_outcome *);
+enum nic_step sq_run_one(struct emu_qp *);
+
+/* ---------------------------------------------------------------- DCI streams (streams.c) */
+
+/* Of a QP without streams these do nothing. */
+int streams_make(struct emu_qp *);
+void streams_free(struct emu_qp *);
+void streams_reset(struct emu_qp *);
+void streams_stop(struct emu_qp *); /* nothing more is executed; what was handed out is to be flushed */
+uint32_t streams_flush(struct emu_qp *, uint32_t budget);
+bool streams_busy(const struct emu_qp *); /* something was handed out that isn't reported */
+enum nic_left streams_turn(struct emu_qp *, bool *worked);
+void stream_finish(struct emu_qp *lane, const struct nic_wqe *, uint8_t syndrome);
+/* A DCI with streams keeps their faults apart: only what else is on the stream is flushed, until the application resets
+ * it; too many streams in error at once, and the DCI is: man mlx5dv_dci_stream_id_reset. True: it's still alive. */
+bool streams_fail(struct emu_qp *, uint16_t stream);
+bool stream_failed_(const struct emu_qp *, uint16_t stream);
+
+static inline bool stream_failed(const struct emu_qp *qp, uint16_t stream)
+{
+	return unlikely(nic(qp)->streams) && stream_failed_(qp, stream);
+}
 
 /* To ERR (or SQE), with an event for the application or none (0). Flushing is the engine's, later. */
 void qp_to_error(struct emu_qp *, uint32_t event);

@@ -8,9 +8,6 @@
 #include "nic.h"
 #include "wire.h"
 
-/* fm_ce_se: strong, initiator-small and the others of mlx5dv.h, MLX5_WQE_CTRL_FENCE and so on */
-#define FENCES 0xe0
-
 static struct nic_sgl local, remote; /* only for the length of one call */
 
 static bool reliable(const struct emu_qp *qp)
@@ -189,6 +186,7 @@ static struct nic_route route(struct emu_qp *qp, const struct nic_wqe *w, struct
 	}
 	if (qp->dci) {
 		req->src_type = IBV_QPT_DRIVER;
+		req->src_stream = w->stream;
 		req->dc_key = be64toh(w->av->key.dc_key);
 	} else {
 		req->qkey = be32toh(w->av->key.qkey.qkey);
@@ -317,7 +315,7 @@ static bool waits_for_reads(const struct emu_qp *qp, const struct nic_wqe *w)
 
 	if (likely(!n->flight_reads))
 		return false;
-	if (w->flags & FENCES)
+	if (w->flags & NIC_FENCES)
 		return true;
 	if (w->opcode == MLX5_OPCODE_RDMA_READ)
 		return n->flight_reads >= qp->rd_atomic;

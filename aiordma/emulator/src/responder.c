@@ -127,7 +127,8 @@ static struct nic_rx *rx_of(struct emu_qp *qp, const struct nic_req *req)
 	for (; rx; rx = rx->next) {
 		if (!rx->recv.taken)
 			unused = rx;
-		else if (rx->src_qpn == req->src_qpn && !memcmp(rx->sgid.raw, req->sgid->raw, sizeof(rx->sgid.raw)))
+		else if (rx->src_qpn == req->src_qpn && rx->src_stream == req->src_stream &&
+			 !memcmp(rx->sgid.raw, req->sgid->raw, sizeof(rx->sgid.raw)))
 			return rx;
 	}
 	rx = unused;
@@ -139,6 +140,7 @@ static struct nic_rx *rx_of(struct emu_qp *qp, const struct nic_req *req)
 		nic(qp)->rx = rx;
 	}
 	rx->src_qpn = req->src_qpn;
+	rx->src_stream = req->src_stream;
 	rx->sgid = *req->sgid;
 	return rx;
 }

@@ -12,11 +12,6 @@
 #define QPN_FIRST 0x100u
 #define QPN_END (1u << 20)
 
-#define STREAMS 65536u /* the WQE's field has 16 bits */
-
-/* WQEs, and flushes, that a QP gets in one turn before the others have theirs. */
-#define TURN_WQES 64u
-
 /* ---------------------------------------------------------------- errors */
 
 void qp_async_event(struct emu_qp *qp, uint32_t event)
@@ -36,6 +31,7 @@ static void raise_last_wqe(struct emu_qp *qp)
 static void enter_error(struct emu_qp *qp)
 {
 	fabric_cancel(qp);
+	streams_stop(qp);
 	engine_unstall(qp);
 	qp->stall = STALL_NONE;
 	scan_watch_error(qp, true);
@@ -45,6 +41,8 @@ static void enter_error(struct emu_qp *qp)
 
 void qp_to_error(struct emu_qp *qp, uint32_t event)
 {
+	if (nic(qp)->owner)
+		qp = nic(qp)->owner;
 	if (qp->state == IBV_QPS_ERR)
 		return;
 	emu_log(EMU_DEBUG, "QP 0x%x to ERR, event %u", qp->qpn, event);
@@ -56,20 +54,33 @@ void qp_to_error(struct emu_qp *qp, uint32_t event)
 
 /* ---------------------------------------------------------------- completions */
 
-static void complete(struct emu_qp *qp, const struct nic_wqe *w, uint8_t syndrome)
+static inline void report(struct emu_qp *qp, const struct sq_outcome *o)
 {
 	struct nic_cqe c = {
-		.op = syndrome ? MLX5_CQE_REQ_ERR : MLX5_CQE_REQ,
-		.syndrome = syndrome,
-		.wqe_op = w->opcode,
-		.counter = w->counter,
+		.op = o->syndrome ? MLX5_CQE_REQ_ERR : MLX5_CQE_REQ,
+		.syndrome = o->syndrome,
+		.wqe_op = o->opcode,
+		.counter = o->counter,
 		.uidx = qp->uidx,
 		.qpn = qp->qpn,
-		.bytes = (uint32_t)w->len,
+		.bytes = o->len,
 	};
 
-	if (syndrome || (w->flags & MLX5_WQE_CTRL_CQ_UPDATE))
+	if (o->syndrome || (o->flags & MLX5_WQE_CTRL_CQ_UPDATE))
 		cq_write_for(qp, qp->scq, &c);
+}
+
+void sq_report(struct emu_qp *qp, const struct sq_outcome *o)
+{
+	report(qp, o);
+}
+
+static void complete(struct emu_qp *qp, const struct nic_wqe *w, uint8_t syndrome)
+{
+	if (unlikely(nic(qp)->owner))
+		stream_finish(qp, w, syndrome);
+	else
+		report(qp, &(struct sq_outcome){ w->opcode, w->flags, syndrome, w->counter, (uint32_t)w->len });
 }
 
 static void retire(struct emu_qp *qp, const struct nic_wqe *w)
@@ -78,36 +89,6 @@ static void retire(struct emu_qp *qp, const struct nic_wqe *w)
 	qp->progress = 0;
 	qp->stall = STALL_NONE;
 	nic(qp)->decoded = 0;
-}
-
-/* A DCI with streams keeps their faults apart: only what else is on the stream is flushed, until the application resets
- * it; too many streams in error at once, and the DCI is: man mlx5dv_dci_stream_id_reset. True: it's still alive. */
-static bool fail_stream(struct emu_qp *qp, uint16_t stream)
-{
-	struct nic_qp *n = nic(qp);
-
-	if (!n->stream_errors)
-		return false;
-	n->stream_errors[stream / 64] |= 1ull << stream % 64;
-	return ++n->nstream_errors < 1u << (qp->log_num_errored & 31);
-}
-
-static bool stream_failed(const struct emu_qp *qp, uint16_t stream)
-{
-	const uint64_t *errors = nic(qp)->stream_errors;
-
-	return errors && (errors[stream / 64] >> stream % 64 & 1);
-}
-
-int emu_dci_stream_reset(struct emu_qp *qp, uint16_t stream)
-{
-	struct nic_qp *n = nic(qp);
-
-	if (!stream_failed(qp, stream))
-		return EINVAL;
-	n->stream_errors[stream / 64] &= ~(1ull << stream % 64);
-	n->nstream_errors--;
-	return 0;
 }
 
 /* A failed WQE ends the work of its queue: a connected or reliable QP goes to ERR, of an unreliable one only the send
@@ -122,7 +103,7 @@ static void fail_wqe(struct emu_qp *qp, const struct nic_wqe *w, uint8_t syndrom
 			qp->state = IBV_QPS_SQE;
 		return;
 	}
-	if (!fail_stream(qp, w->stream))
+	if (!streams_fail(qp, w->stream))
 		qp_to_error(qp, 0);
 }
 
@@ -149,11 +130,12 @@ static enum nic_left flush_turn(struct emu_qp *qp, bool *worked)
 
 	if (inject_hung(qp))
 		return LEFT_NOTHING;
-	done = sq_flush(qp, TURN_WQES);
+	done = streams_flush(qp, SQ_TURN_WQES);
+	done += sq_flush(qp, SQ_TURN_WQES - done);
 	if (qp->state == IBV_QPS_ERR)
-		done += rq_flush(qp, TURN_WQES);
+		done += rq_flush(qp, SQ_TURN_WQES);
 	*worked |= done != 0;
-	return sq_pending(qp) || (qp->state == IBV_QPS_ERR && rq_pending(qp)) ? LEFT_WORK : LEFT_NOTHING;
+	return sq_pending(qp) || streams_busy(qp) || (qp->state == IBV_QPS_ERR && rq_pending(qp)) ? LEFT_WORK : LEFT_NOTHING;
 }
 
 /* In SQD the WQE that has begun is finished, no other begins, and then it's drained: IBTA 10.3.1.4. */
@@ -168,11 +150,13 @@ static enum nic_left drained(struct emu_qp *qp)
 
 static bool begun(const struct emu_qp *qp)
 {
+	if (unlikely(nic(qp)->streams))
+		return streams_busy(qp);
 	return qp->progress || qp->stall != STALL_NONE || nic(qp)->wire != WIRE_IDLE || nic(qp)->nflights;
 }
 
 /* One WQE, or a slice of it. */
-static enum nic_step run_one(struct emu_qp *qp)
+static inline enum nic_step run_one(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
 	struct nic_wqe *w = n->wqe;
@@ -206,19 +190,14 @@ static enum nic_step run_one(struct emu_qp *qp)
 	return step;
 }
 
+enum nic_step sq_run_one(struct emu_qp *qp)
+{
+	return run_one(qp);
+}
+
 void sq_complete_flight(struct emu_qp *qp, const struct wire_flight *f)
 {
-	struct nic_cqe c = {
-		.op = MLX5_CQE_REQ,
-		.wqe_op = f->opcode,
-		.counter = f->counter,
-		.uidx = qp->uidx,
-		.qpn = qp->qpn,
-		.bytes = f->len,
-	};
-
-	if (f->flags & MLX5_WQE_CTRL_CQ_UPDATE)
-		cq_write_for(qp, qp->scq, &c);
+	report(qp, &(struct sq_outcome){ f->opcode, f->flags, 0, f->counter, f->len });
 }
 
 /* Until something of what is on its way is answered, or should have been. */
@@ -234,7 +213,9 @@ enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 		return flush_turn(qp, worked);
 	if (unlikely(nic(qp)->nflights))
 		flights_land(qp);
-	for (uint32_t i = 0; i < TURN_WQES; i++) {
+	if (unlikely(nic(qp)->streams) && (qp->state == IBV_QPS_RTS || (qp->state == IBV_QPS_SQD && begun(qp))))
+		return streams_turn(qp, worked);
+	for (uint32_t i = 0; i < SQ_TURN_WQES; i++) {
 		if (qp->state == IBV_QPS_SQD && !begun(qp))
 			return drained(qp);
 		if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD)
@@ -271,7 +252,7 @@ static void forget(struct emu_qp *qp)
 	free(n->wqe);
 	responder_forget(qp);
 	inject_forget(qp);
-	free(n->stream_errors);
+	streams_free(qp);
 	free(n->flights);
 	free(n);
 	qp->priv = NULL;
@@ -300,11 +281,9 @@ int emu_qp_insert(struct emu_device *dev, struct emu_qp *qp)
 	n->qp = qp;
 	n->wqe = aligned_alloc(64, sizeof(*n->wqe));
 	n->rx = calloc(1, sizeof(*n->rx));
-	if (qp->dci && qp->log_num_concurrent)
-		n->stream_errors = calloc(STREAMS / 64, sizeof(uint64_t));
-	if (n->wqe && n->rx)
+	if (n->wqe && n->rx && !streams_make(qp))
 		qp->qpn = insert(dev, qp);
-	if (!n->wqe || !n->rx || !qp->qpn) {
+	if (!qp->qpn) {
 		forget(qp);
 		return ENOMEM;
 	}
@@ -347,9 +326,7 @@ static void reset(struct emu_qp *qp)
 	n->last_wqe_raised = n->comm_est = false;
 	n->route = (struct nic_route){ .port_num = 0 };
 	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
-	n->nstream_errors = 0;
-	if (n->stream_errors)
-		memset(n->stream_errors, 0, STREAMS / 8);
+	streams_reset(qp);
 	responder_reset(qp);
 }
 

@@ -43,6 +43,7 @@ struct wire_request {
 	uint8_t opcode, flags, src_type, src_mtu;
 	uint8_t traffic_class, hop_limit, gid_type, sl;
 	uint32_t imm, src_qpn, dst_qpn, psn, packets, rkey, qkey, srqn, npieces;
+	uint16_t src_stream;
 	uint64_t msg_len, off, len, raddr, swap_add, compare, dc_key;
 	uint8_t sgid[16], dgid[16];
 };
