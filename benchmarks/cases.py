@@ -315,6 +315,11 @@ def _scale(f: Field) -> Iterator[Case]:
             ],
             group="qps",
         )
+    yield Case(
+        "regions_10000",
+        "RDMA write of 8 B, 16 outstanding, 1000 queue pairs and 10,000 memory regions in turn",
+        list(f.aiordma("regions", 8, 16, 1000, spins=(SPIN_US,))),
+    )
     for tasks in (1, 16, 64, 256):
         yield Case(
             f"tasks_{tasks}",

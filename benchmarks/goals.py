@@ -93,6 +93,11 @@ def goals(keys: Keys) -> Iterator[Goal]:
         beside("C's", times.of("qps_1000.c_verbs", "qps_1.c_verbs")[0]),
     )
     yield at_most(
+        "1,000 queue pairs and 10,000 memory regions: times the cost with one of each",
+        times.of(f"regions_10000.{spin}", f"qps_1.{spin}"),
+        1.3,
+    )
+    yield at_most(
         "256 tasks, with spin: times the cost with one",
         times.of(f"tasks_256.{spin}", f"tasks_1.{spin}"),
         1.5,

@@ -143,6 +143,7 @@ def _values(found: dict[str, Any]) -> dict[str, str]:
     rss = next((key.removesuffix(".ops") for key in keys if key.startswith("rss.") and key.endswith(".ops")), "rss")
     return {
         "heap": number("heap.aiordma_asyncio_spin.bytes"),
+        "qp_memory": number("qp_memory.aiordma_asyncio_spin.bytes", 1 / 1024),
         "rss_ops": number(f"{rss}.ops"),
         "rss_growth": number(f"{rss}.growth_bytes", 1 / 1024),
         "rss_total": number(f"{rss}.last_tenth_bytes", 1 / (1 << 20), 1),

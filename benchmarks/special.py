@@ -81,6 +81,8 @@ def _measures(bench: Bench, settings: Settings) -> Iterator[tuple[str, Callable[
             }
 
         yield f"rss.{contender.name}", rss
+    qps = next(f.aiordma("qp_memory", 8, 16, loops=("asyncio",), spins=(SPIN_US,)))
+    yield f"qp_memory.{qps.name}", lambda: {"bytes": _ask(bench, qps.command, 400)["bytes"]}
     yield "import.aiordma", lambda: _imports(settings.imports)
 
 

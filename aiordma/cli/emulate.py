@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -22,6 +23,7 @@ _SIGNALLED = 128
 _FORWARDED = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM}
 )
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SI_KERNEL = 0x80  # siginfo.h: sent by the kernel, as for a key on the terminal
 
 
@@ -82,15 +84,20 @@ def run(config: EmulatorConfig, command: list[str]) -> int:
 
 
 def _run(command: list[str], env: dict[str, str]) -> int:
+    c_library = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        # Should this process be killed, nobody would be left to end the program.
+        c_library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     # Signals are blocked and taken one by one, so that none is lost between the start of the program and its end.
     waited = _FORWARDED | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
         try:
             # This process has one thread, so that a preexec_fn is safe: the program must not start with our mask.
-            child = subprocess.Popen(
-                command, env=env, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            )
+            child = subprocess.Popen(command, env=env, preexec_fn=prepare)
         except FileNotFoundError:
             print(f"aiordma emulate: {command[0]}: command not found", file=sys.stderr)
             return _NOT_FOUND

@@ -2,6 +2,7 @@
 
 write      WINDOW in flight, each awaited, a new one for each that completes
 turns      the same, where QPS queue pairs take turns
+regions    the same, and ten times as many memory regions take turns too
 batch      WINDOW at a time with one doorbell and one Completion; repost: built once, posted again and again
 tasks      WINDOW tasks, each awaiting one write at a time
 write2     as write, to another process; target is that other process
@@ -11,6 +12,7 @@ memcpy     copies by the device
 strided    a block of a matrix through an mkey (UMR); packed: through a staging buffer filled by numpy
 heap       bytes of Python heap for each of so many operations in flight
 rss        resident memory while so many operations pass
+qp_memory  resident memory of so many queue pairs, of each
 idle       CPU time of a loop with an open device; waiting: and of an await for which nothing comes
 """
 
@@ -26,7 +28,8 @@ import time
 import tracemalloc
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -37,6 +40,7 @@ import aiordma
 from aiordma import mlx5
 
 Runner = Callable[[int], Awaitable[int]]
+REGION = 4096
 ROW, PITCH = 256, 1024  # of the strided block, as benchmarks/c/strided.c
 
 
@@ -100,17 +104,17 @@ def windowed_on_one(write: Any, local: Any, remote: Any, window: int) -> Runner:
     return run
 
 
-def windowed_writes(qps: list[Any], local: Any, remote: Any, window: int) -> Runner:
-    if len(qps) == 1:
-        return windowed_on_one(qps[0].rdma_write, local, remote, window)
+def windowed_writes(qps: list[Any], locals_: list[Any], remote: Any, window: int) -> Runner:
+    if len(qps) == len(locals_) == 1:
+        return windowed_on_one(qps[0].rdma_write, locals_[0], remote, window)
 
     async def run(ops: int) -> int:
         flying: deque[Any] = deque()
-        writes, n = [qp.rdma_write for qp in qps], len(qps)
+        writes, n, m = [qp.rdma_write for qp in qps], len(qps), len(locals_)
         for i in range(ops):
             if i >= window:
                 await flying.popleft()
-            flying.append(writes[i % n](local, remote))
+            flying.append(writes[i % n](locals_[i % m], remote))
         while flying:
             await flying.popleft()
         return ops
@@ -128,10 +132,23 @@ async def write(device: aiordma.Device, o: Options) -> None:
         if o.window == 1:
             await protocol.serve_async(one_at_a_time(qps[0], local, remote), lambda: qps[0].rdma_write(local, remote))
         else:
-            await protocol.serve_async(windowed_writes(qps[: o.qps], local, remote, o.window))
+            await protocol.serve_async(windowed_writes(qps[: o.qps], [local], remote, o.window))
 
 
 turns = write
+
+
+async def regions(device: aiordma.Device, o: Options) -> None:
+    buffer = memoryview(protocol.memory(REGION * 10 * o.qps))
+    async with (
+        AsyncExitStack() as stack,
+        device.reg_mr(protocol.memory(o.size)) as target,
+        connected(device, o) as qps,
+    ):
+        pieces = [buffer[i : i + REGION] for i in range(0, len(buffer), REGION)]
+        sources = [await stack.enter_async_context(device.reg_mr(piece)) for piece in pieces]
+        locals_, remote = [source[0 : o.size] for source in sources], target.remote()[0 : o.size]
+        await protocol.serve_async(windowed_writes(qps[: o.qps], locals_, remote, o.window))
 
 
 async def batch(device: aiordma.Device, o: Options) -> None:
@@ -207,7 +224,7 @@ async def write2(device: aiordma.Device, o: Options) -> None:
             if o.window == 1:
                 await protocol.serve_async(one_at_a_time(qp, local, remote), lambda: qp.rdma_write(local, remote))
             else:
-                await protocol.serve_async(windowed_writes([qp], local, remote, o.window))
+                await protocol.serve_async(windowed_writes([qp], [local], remote, o.window))
 
 
 async def target(device: aiordma.Device, o: Options) -> None:
@@ -311,7 +328,7 @@ async def matrix(device: aiordma.Device, o: Options) -> AsyncIterator[tuple[Any,
 async def strided(device: aiordma.Device, o: Options) -> None:
     async with matrix(device, o) as (view, region, remote, qp), mlx5.create_mkey(device, 4) as mkey:
         block = await qp.map_strided(mkey, view, mr=region)
-        await protocol.serve_async(windowed_writes([qp], block, remote, o.window))
+        await protocol.serve_async(windowed_writes([qp], [block], remote, o.window))
 
 
 async def packed(device: aiordma.Device, o: Options) -> None:
@@ -376,7 +393,7 @@ async def rss(device: aiordma.Device, o: Options) -> None:
         device.reg_mr(protocol.memory(o.size)) as sink,
         connected(device, o) as qps,
     ):
-        run = windowed_writes(qps[:1], source[0 : o.size], sink.remote()[0 : o.size], o.window)
+        run = windowed_writes(qps[:1], [source[0 : o.size]], sink.remote()[0 : o.size], o.window)
 
         async def measure(number: int) -> dict[str, Any]:
             found = []
@@ -386,6 +403,17 @@ async def rss(device: aiordma.Device, o: Options) -> None:
             return {"rss": found, "ops": number // 10 * 10}
 
         await protocol.answer_async(measure)
+
+
+async def qp_memory(device: aiordma.Device, o: Options) -> None:
+    async def measure(number: int) -> dict[str, Any]:
+        async with connected(device, o):  # what is there once
+            before = resident()
+            async with connected(device, replace(o, qps=number // 2)):
+                return {"bytes": (resident() - before) / number}
+        raise AssertionError
+
+    await protocol.answer_async(measure)
 
 
 async def spent(what: Awaitable[Any]) -> dict[str, Any]:
@@ -426,6 +454,7 @@ WORKLOADS = {"turns": turns} | {
     f.__name__: f
     for f in (
         write,
+        regions,
         batch,
         repost,
         tasks,
@@ -438,6 +467,7 @@ WORKLOADS = {"turns": turns} | {
         packed,
         heap,
         rss,
+        qp_memory,
         idle,
         waiting,
     )

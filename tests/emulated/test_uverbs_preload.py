@@ -115,6 +115,16 @@ def test_the_exit_status_is_the_programs() -> None:
     assert emulate("--", "sh", "-c", "kill -TERM $$").returncode == 128 + signal.SIGTERM
 
 
+def test_the_program_ends_where_emulate_is_killed() -> None:
+    whole = [sys.executable, "-m", "aiordma.cli", "emulate", "--", "sh", "-c", "echo started; exec sleep 1000"]
+    with subprocess.Popen(whole, stdout=subprocess.PIPE, text=True) as wrapper:
+        assert wrapper.stdout is not None
+        assert wrapper.stdout.readline() == "started\n"
+        wrapper.kill()
+        # The program holds the other end of the pipe too, so this waits for its end.
+        assert wrapper.stdout.read() == ""
+
+
 def test_a_program_that_is_not_there() -> None:
     done = emulate("--", "no-such-program-at-all")
     assert done.returncode == 127
