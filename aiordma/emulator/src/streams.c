@@ -38,6 +38,7 @@ struct lane {
 	uint32_t first, last; /* entries; NONE: it's free for another stream */
 	uint16_t stream;
 	bool begun; /* the first of them */
+	bool handed; /* it came taken apart */
 };
 
 struct nic_streams {
@@ -45,6 +46,7 @@ struct nic_streams {
 	uint32_t first, n;
 	struct lane *lanes[LANES_MAX];
 	uint32_t nlanes, max;
+	uint8_t last_lane[256]; /* that had a stream with such a last byte: most often it's the one, or free */
 	bool fenced; /* somebody waits for others */
 	uint64_t *errors; /* a bit for each stream that is in error */
 	uint32_t nerrors;
@@ -119,22 +121,30 @@ static void be_as(struct emu_qp *lane, const struct emu_qp *dci)
 static struct lane *lane_for(struct emu_qp *dci, uint16_t stream)
 {
 	struct nic_streams *s = nic(dci)->streams;
-	struct lane *unused = NULL;
+	uint32_t unused = NONE;
+	struct lane *l = s->lanes[s->last_lane[stream % 256]];
 
+	/* No other has it, then: a lane keeps its stream's name until it's another's. */
+	if (l->stream == stream)
+		return l;
 	for (uint32_t i = 0; i < s->nlanes; i++) {
 		if (s->lanes[i]->first == NONE)
-			unused = s->lanes[i];
+			unused = i;
 		else if (s->lanes[i]->stream == stream)
 			return s->lanes[i];
 	}
-	if (!unused && s->nlanes < s->max) {
-		unused = make_lane(dci);
-		if (unused)
-			s->lanes[s->nlanes++] = unused;
+	if (unused == NONE && s->nlanes < s->max) {
+		l = make_lane(dci);
+		if (!l)
+			return NULL;
+		unused = s->nlanes++;
+		s->lanes[unused] = l;
 	}
-	if (unused)
-		unused->stream = stream;
-	return unused;
+	if (unused == NONE)
+		return NULL;
+	s->lanes[unused]->stream = stream;
+	s->last_lane[stream % 256] = (uint8_t)unused;
+	return s->lanes[unused];
 }
 
 /* ---------------------------------------------------------------- in the queue's order */
@@ -235,7 +245,9 @@ static bool begin(struct emu_qp *dci, struct lane *l)
 	l->qp.sq_ci = nic(dci)->streams->entries[l->first].ci;
 	l->qp.progress = 0;
 	l->qp.stall = STALL_NONE;
-	nic(&l->qp)->decoded = 0;
+	if (!l->handed)
+		nic(&l->qp)->decoded = 0;
+	l->handed = false;
 	l->begun = true;
 	return true;
 }
@@ -270,18 +282,27 @@ static bool hand_out(struct emu_qp *dci)
 	struct nic_wqe *w = nic(dci)->wqe;
 	uint32_t at = (s->first + s->n) % dci->sq_nbb;
 	struct lane *l;
+	uint8_t error;
 
 	if (s->n == dci->sq_nbb)
 		return false; /* more was posted than there's room for: what is done comes first */
-	wqe_decode(dci, w);
+	error = wqe_decode(dci, w);
 	l = lane_for(dci, w->stream);
 	if (!l)
 		return false;
 	s->entries[at] = (struct entry){ .next = NONE, .ci = w->counter, .nbb = w->nbb, .opcode = w->opcode, .flags = w->flags };
-	if (l->first == NONE)
+	if (l->first == NONE) {
+		struct nic_qp *n = nic(&l->qp);
+
 		l->first = at;
-	else
+		nic(dci)->wqe = n->wqe;
+		n->wqe = w;
+		n->decoded = WQE_DECODED;
+		n->decode_error = error;
+		l->handed = true;
+	} else {
 		s->entries[l->last].next = at;
+	}
 	l->last = at;
 	s->n++;
 	dci->sq_ci += w->nbb;
@@ -346,7 +367,7 @@ void streams_stop(struct emu_qp *dci)
 		engine_unstall(&l->qp);
 		l->qp.stall = STALL_NONE;
 		l->first = NONE;
-		l->begun = false;
+		l->begun = l->handed = false;
 		/* One that is ready finds nothing to do when its turn comes. */
 	}
 }
