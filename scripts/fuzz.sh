@@ -2,7 +2,7 @@
 # Fuzzes the emulator with libFuzzer, under the address and undefined-behaviour sanitizers. Wants clang with its runtime
 # (Debian and Ubuntu: clang libclang-rt-dev, or libclang-rt-VERSION-dev).
 #
-#   scripts/fuzz.sh [--seconds N] [uverbs|wqe|link ...]   each target for N seconds (60), beginning with its corpus
+#   scripts/fuzz.sh [--seconds N] [uverbs|wqe|link|cm ...]   each target for N seconds (60), beginning with its corpus
 #   scripts/fuzz.sh --record                              records real traffic of the test suite, for the corpus of uverbs
 #   scripts/fuzz.sh --merge                               adds what was found or recorded to tests/emulator_c/fuzz/corpus,
 #                                                         as far as it reaches code that nothing there does
@@ -22,15 +22,15 @@ while [ $# -gt 0 ]; do
         shift
         ;;
     --record | --merge) action=${1#--} ;;
-    uverbs | wqe | link) targets+=("$1") ;;
+    uverbs | wqe | link | cm) targets+=("$1") ;;
     *)
-        echo "usage: $0 [--seconds N | --record | --merge] [uverbs|wqe|link ...]" >&2
+        echo "usage: $0 [--seconds N | --record | --merge] [uverbs|wqe|link|cm ...]" >&2
         exit 2
         ;;
     esac
     shift
 done
-[ ${#targets[@]} -gt 0 ] || targets=(uverbs wqe link)
+[ ${#targets[@]} -gt 0 ] || targets=(uverbs wqe link cm)
 
 committed=tests/emulator_c/fuzz/corpus
 found=build/fuzz-corpus

@@ -151,6 +151,7 @@ struct cm_id {
 	struct cm_file *file;
 	uint64_t uid; /* 0: a request that isn't accepted, whose events nobody hears of */
 	uint32_t events_reported;
+	bool untold; /* a request whose event still waits */
 	int32_t backlog;
 
 	uint16_t ps;
@@ -184,7 +185,7 @@ struct cm_id {
 struct cm_event {
 	struct emu_list link;
 	struct cm_id *id;      /* whose event it is; of a request, the listener */
-	struct cm_id *request; /* the new identifier */
+	struct cm_id *request; /* the new identifier; NULL if it's gone again */
 	struct rdma_ucm_event_resp resp;
 };
 

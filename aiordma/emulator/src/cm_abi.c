@@ -445,7 +445,7 @@ static int get_event(const struct call *c)
 	err = user_write(cmd.response, &e->resp, MIN(c->out_len, sizeof(e->resp)));
 	if (!err) {
 		e->id->events_reported++;
-		if (e->request)
+		if (e->resp.event == CM_EV_CONNECT_REQUEST)
 			e->id->backlog++;
 		cm_event_pop(c->file);
 	}

@@ -192,6 +192,8 @@ void cm_event_push(struct cm_id *id, const struct rdma_ucm_event_resp *resp, str
 	}
 	e->id = id;
 	e->request = request;
+	if (request)
+		request->untold = true;
 	e->resp = *resp;
 	e->resp.uid = id->uid;
 	e->resp.id = request ? request->handle : id->handle;
@@ -220,6 +222,8 @@ static void settle(struct cm_file *f)
 
 static void event_free(struct cm_event *e)
 {
+	if (e->request)
+		e->request->untold = false;
 	list_del(&e->link);
 	free(e);
 }
@@ -273,12 +277,29 @@ void cm_event_pop(struct cm_file *f)
 	settle(f);
 }
 
+/* A program may destroy a request of which it hasn't heard. It hears of it all the same. */
+static void forget_request(struct cm_id *request)
+{
+	for (struct emu_list *f = files.next; f != &files; f = f->next) {
+		struct emu_list *events = &container_of(f, struct cm_file, link)->events;
+
+		for (struct emu_list *l = events->next; l != events; l = l->next) {
+			struct cm_event *e = container_of(l, struct cm_event, link);
+
+			e->request = e->request == request ? NULL : e->request;
+		}
+	}
+	request->untold = false;
+}
+
 /* ucma_cleanup_ctx_events(): requests that nobody has fetched go with their listener. */
 void cm_event_drop(struct cm_id *id)
 {
 	struct cm_file *f = id->file;
 	bool any = false;
 
+	if (id->untold)
+		forget_request(id);
 	for (struct emu_list *l = f->events.next, *next; l != &f->events; l = next) {
 		struct cm_event *e = container_of(l, struct cm_event, link);
 		struct cm_id *request = e->request;
@@ -288,8 +309,10 @@ void cm_event_drop(struct cm_id *id)
 			continue;
 		event_free(e);
 		any = true;
-		if (request)
-			cm_id_destroy(request);
+		if (!request)
+			continue;
+		cm_id_destroy(request);
+		next = f->events.next; /* its own events may have gone with it */
 	}
 	if (any)
 		settle(f);
