@@ -67,7 +67,11 @@ class Contender:
         extra = {"spin": f", spin {SPIN_US} us", "nospin": ", no spin"}
         for word, text in extra.items():
             if how == word or how.startswith(word + "_"):
-                suffix = {"packed": ", packed by numpy", "reposted": ", one batch posted again"}
+                suffix = {
+                    "packed": ", packed by numpy",
+                    "reposted": ", one batch posted again",
+                    "engine": ", DmaEngine.copy()",
+                }
                 return f"aiordma, {loop}{text}{suffix.get(how.partition('_')[2], '')}"
         return self.name
 
@@ -351,6 +355,7 @@ def _mlx5(f: Field) -> Iterator[Case]:
                 f.c("c_memcpy", "memcpy", "memcpy", size, window, mlx5=True),
                 f.c("c_memmove", "memcpy", "memmove", size),
                 *f.aiordma("memcpy", size, window, mlx5=True, spins=(SPIN_US,)),
+                *(f.aiordma("copy", size, mlx5=True, spins=(SPIN_US,), suffix="_engine") if window == 1 else ()),
             ],
             reference="c_memcpy",
             size=size,

@@ -42,6 +42,7 @@ OPERATIONS = {
     "repost": (3200, 50),
     "message": (1000, 1000),
     "memcpy": (1000, 1000),
+    "copy": (1000, 1000),
     "fanout": (1920, 120),
     "parked, asyncio": (500, 500),
     "parked, uvloop": (500, 500),

@@ -25,6 +25,7 @@ COUNTED = {
     "repost": "aiordma, a batch of 64 posted again",
     "fanout": "aiordma, DCIPool, 64 targets in turn over 16 streams",
     "memcpy": "aiordma, a copy by the device",
+    "copy": "the same, by a DmaEngine",
     "message": "aiordma, a message: send and receive, both awaited",
     "parked, uvloop": "aiordma, one at a time without spin, uvloop",
     "parked, asyncio": "the same, asyncio",

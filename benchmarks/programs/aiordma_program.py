@@ -8,7 +8,7 @@ tasks      WINDOW tasks, each awaiting one write at a time
 write2     as write, to another process; target is that other process
 pingpong   messages there and back
 fanout     to 64 DC targets in turn from a pool of one initiator with 16 streams
-memcpy     copies by the device
+memcpy     copies by the device; copy: by a DmaEngine, which takes a coroutine each
 strided    a block of a matrix through an mkey (UMR); packed: through a staging buffer filled by numpy
 heap       bytes of Python heap for each of so many operations in flight
 rss        resident memory while so many operations pass
@@ -296,14 +296,18 @@ async def memcpy(device: aiordma.Device, o: Options) -> None:
         mlx5.create_dma_engine(device, depth=o.depth) as engine,
     ):
         local, remote = source[0 : o.size], sink[0 : o.size]
+        post = engine.copy if o.workload == "copy" else engine.qp.memcpy
 
         async def one(ops: int) -> int:
             for _ in range(ops):
-                await engine.copy(remote, local)
+                await post(remote, local)
             return ops
 
         many = windowed(lambda: engine.qp.memcpy(remote, local), o.window)
         await protocol.serve_async(one if o.window == 1 else many)
+
+
+copy = memcpy
 
 
 @asynccontextmanager
@@ -450,7 +454,7 @@ async def waiting(device: aiordma.Device, o: Options) -> None:
         await protocol.answer_async(measure)
 
 
-WORKLOADS = {"turns": turns} | {
+WORKLOADS = {"turns": turns, "copy": copy} | {
     f.__name__: f
     for f in (
         write,
