@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from aiordma._backends import Backend
-from aiordma._waitable import Hooks, Signal, Waitable, no_copy
+from aiordma._waitable import Alarm, Hooks, Signal, Waitable, no_copy
+from aiordma.errors import ClosedError
 
 __all__ = ["Control", "Pending", "delay", "in_thread", "in_use", "outcome", "until", "unused", "using"]
 
@@ -140,7 +141,13 @@ class Pending(Generic[T]):
     ``await`` it for the result, from any number of tasks. Where the result is something that closes (a Device,
     MemoryRegion, QueuePair), it also works as ``async with``. When the only await is cancelled before the result is
     there, the result is closed as soon as it is.
+
+    An error that nobody awaited is reported when this goes away, as asyncio reports an exception that was never retrieved:
+    to the loop's exception handler, or under trio in the log ``aiordma``. Not that it was given up because something was
+    closed here.
     """
+
+    _alarm: Alarm | None = None
 
     def __init__(self, control: Control, operation: Coroutine[Any, Any, T], *, dispose: bool = False) -> None:
         self._control = control
@@ -150,6 +157,7 @@ class Pending(Generic[T]):
         self._delivered = False
         self._done_well = False
         self._waiting = 0
+        self._looked_at = False
         self._signal = Signal(control.hooks)
         self._entered: T | None = None
         self._step()
@@ -166,7 +174,10 @@ class Pending(Generic[T]):
                 e.value.close()
             self._signal.finish(e.value)
         except BaseException as e:
-            self._signal.fail(e)
+            # Without this frame, or the error would keep this alive, and be reported by a garbage collection.
+            self._signal.fail(e.with_traceback(e.__traceback__ and e.__traceback__.tb_next))
+            if not self._looked_at and not isinstance(e, ClosedError):
+                self._alarm = Alarm(self._control.hooks, "a control operation failed and nobody awaited it", e)
         else:
             waitable.on_finish(self._step)
 
@@ -175,16 +186,29 @@ class Pending(Generic[T]):
         """Whether it has come to its end."""
         return self._signal.done
 
+    @property
+    def ended(self) -> Signal:
+        """What finishes with it, for those who wait for its end and not for its result."""
+        return self._signal
+
     def on_done(self, fn: Callable[[], object]) -> None:
         """Calls ``fn`` on the loop's thread when it has come to its end."""
         self._signal.on_finish(fn)
 
     def result(self) -> T:
         """The result, once it is done."""
+        self._look()
         value: T = self._signal.result()
         return value
 
+    def _look(self) -> None:
+        """Somebody hears of an error, or has given it up."""
+        self._looked_at = True
+        if self._alarm is not None:
+            self._alarm.silence()
+
     async def _wait(self) -> T:
+        self._look()
         self._waiting += 1
         try:
             value: T = await self._signal
@@ -214,5 +238,6 @@ class Pending(Generic[T]):
 
 async def outcome(pending: Pending[T]) -> T:
     """Inside a control operation: the result of another one."""
-    await until(pending._signal)
-    return pending.result()
+    pending._look()
+    value: T = await until(pending._signal)
+    return value

@@ -5,6 +5,16 @@ from cpython.pythread cimport PyThread_get_thread_ident
 
 from aiordma.errors import ForkError, WrongLoopError
 
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030D0000
+    #define aior_finalizing() Py_IsFinalizing()
+    #else
+    #define aior_finalizing() _Py_IsFinalizing()
+    #endif
+    """
+    int aior_finalizing()
+
 # Grows in every fork child, so that what was made before the fork is told from what the child makes itself.
 cdef unsigned long _generation = 0
 
@@ -219,8 +229,18 @@ cdef object await_ready(Waitable waitable):
 cdef class Alarm:
     """Reports a failure that nobody looked at, when what holds it goes away. Looking at it takes the error out."""
 
+    def __init__(self, Hooks hooks not None, message, error):
+        self.hooks = hooks
+        self.message = message
+        self.error = error
+
+    def silence(self) -> None:
+        """Somebody has looked at it."""
+        self.error = None
+
     def __del__(self):
-        if self.error is not None and self.hooks is not None:
+        # While the interpreter ends there's nobody to be told, and nothing left to do it with.
+        if self.error is not None and self.hooks is not None and not aior_finalizing():
             self._ring()
 
     cdef int _ring(self) except -1:

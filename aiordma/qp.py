@@ -134,7 +134,8 @@ class VerbsQueuePair(Owned, QueuePairBase):
         self._srq = srq
         self._address = address
         self._number: int = pyverbs.qp_num
-        self._connecting: Pending[None] | None = None
+        # The end of what changes its state, and not the operation: who started that hears of its error.
+        self._connecting: Signal | None = None
         self._fatal = False
         can_mark = config.qp_type in ("RC", "UC")
         send = WorkQueue(
@@ -274,13 +275,14 @@ class VerbsQueuePair(Owned, QueuePairBase):
         """
         for queue in self._queues():
             queue.disconnected = True
-        self._connecting = Pending(self._device.control, self._end_by_peer(self._connecting))
-        return self._connecting
+        ending = Pending(self._device.control, self._end_by_peer(self._connecting))
+        self._connecting = ending.ended
+        return ending
 
-    async def _end_by_peer(self, before: Pending[None] | None) -> None:
+    async def _end_by_peer(self, before: Signal | None) -> None:
         if before is not None and not before.done:
             ended = Signal(self._device.control.hooks)
-            before.on_done(ended.finish)
+            before.on_finish(ended.finish)
             await until(ended)
         if not self.closed:
             await in_thread(self._device.control, self._modify, _STATE, {"qp_state": ERR})
@@ -306,7 +308,7 @@ class VerbsQueuePair(Owned, QueuePairBase):
         if self._connecting is not None and not self._connecting.done:
             # The transition under way in a worker thread must not follow the one to ERR.
             ended = Signal(control.hooks)
-            self._connecting.on_done(ended.finish)
+            self._connecting.on_finish(ended.finish)
             await until(ended)
         # A pyverbs QP that was closed by somebody else has nothing left to flush; what was in flight is failed below.
         there = _control.holds(self._pyverbs, self._address)
@@ -424,8 +426,9 @@ class QueuePair(VerbsQueuePair):
         if peer.qp_type != self._config.qp_type:
             raise UsageError(f"this is an {self._config.qp_type} QP, the peer's an {peer.qp_type} one")
         self._device.control.hooks.verify()
-        self._connecting = Pending(self._device.control, self._connect(peer))
-        return self._connecting
+        connecting = Pending(self._device.control, self._connect(peer))
+        self._connecting = connecting.ended
+        return connecting
 
     async def _connect(self, peer: QPInfo) -> None:
         device, config, mine = self._device, self._config, self.info
@@ -479,8 +482,9 @@ class QueuePair(VerbsQueuePair):
             raise ClosedError(f"{self!r} is closed")
         if self._connecting is not None:
             raise QPStateError(f"QP {self._number:#x} is connected or connecting: a new connection needs a new QP")
-        self._connecting = Pending(self._device.control, self._transition(steps))
-        return self._connecting
+        connecting = Pending(self._device.control, self._transition(steps))
+        self._connecting = connecting.ended
+        return connecting
 
     async def _transition(self, steps: Callable[[], Iterable[tuple[int, dict[str, Any]]]]) -> None:
         def run() -> None:
