@@ -9,8 +9,9 @@ import anyio
 from aiordma._offload import Pending
 from aiordma._owned import Owned
 from aiordma._waitable import Signal
-from aiordma.cm._address import Address, Via, text
+from aiordma.cm._address import text
 from aiordma.cm._endpoint import End, check_timeout
+from aiordma.cm._ends import HasEnds
 from aiordma.completion import Completion
 from aiordma.memory import RemoteBuffer
 from aiordma.qp import QueuePair
@@ -24,7 +25,7 @@ __all__ = ["Connection"]
 GOODBYE_SECONDS = 2.0
 
 
-class Connection(Owned):
+class Connection(HasEnds, Owned):
     """A connected QP, and the connection manager's knowledge of its peer.
 
     Made by :func:`aiordma.connect` and :meth:`Request.accept`. Operations are those of :attr:`qp`; the most used are here
@@ -59,26 +60,6 @@ class Connection(Owned):
     def qp(self) -> QueuePair:
         """The QP, in RTS. It's closed by closing the connection."""
         return self._qp
-
-    @property
-    def via(self) -> Via:
-        """How it was made."""
-        return self._end.link.via
-
-    @property
-    def local_address(self) -> Address:
-        """This side's ``(host, port)``."""
-        return self._end.link.local_address
-
-    @property
-    def remote_address(self) -> Address:
-        """The peer's ``(host, port)``."""
-        return self._end.link.remote_address
-
-    @property
-    def private_data(self) -> bytes:
-        """What the peer gave along: 196 bytes of its acceptance, or 56 of its request; zero bytes behind what it gave."""
-        return self._end.private_data
 
     @property
     def prepared(self) -> Any:

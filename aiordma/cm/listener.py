@@ -16,6 +16,7 @@ from aiordma.cm._address import Address, Via, text
 from aiordma.cm._core import Phase
 from aiordma.cm._devices import given
 from aiordma.cm._endpoint import REJECT_DATA, REPLY_DATA, End, Plan, check_private_data, check_timeout
+from aiordma.cm._ends import HasEnds
 from aiordma.cm._opening import Opening
 from aiordma.cm._reasons import CONSUMER, NO_RESOURCES
 from aiordma.cm._shared import Lease
@@ -47,7 +48,7 @@ class Source(Protocol):
         """Both in this thread, without a loop."""
 
 
-class Request:
+class Request(HasEnds):
     """A peer that wants to connect: :meth:`accept` it or :meth:`reject` it. One that is dropped is rejected, with a warning.
 
     ``private_data``: what it sent along, 56 bytes, zero bytes behind what the peer gave.
@@ -64,26 +65,6 @@ class Request:
         """The listener's defaults."""
         self._device = device
         self._config = config
-
-    @property
-    def private_data(self) -> bytes:
-        """What the peer sent along: 56 bytes, zero bytes behind what it gave."""
-        return self._end.private_data
-
-    @property
-    def via(self) -> Via:
-        """How it came."""
-        return self._end.link.via
-
-    @property
-    def local_address(self) -> Address:
-        """This side's ``(host, port)``, as the peer named it."""
-        return self._end.link.local_address
-
-    @property
-    def remote_address(self) -> Address:
-        """The peer's ``(host, port)``."""
-        return self._end.link.remote_address
 
     @property
     def gone(self) -> bool:
