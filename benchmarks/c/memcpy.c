@@ -4,9 +4,7 @@
  *   memcpy     by the device (mlx5dv_wr_memcpy), WINDOW in flight
  *   memmove    by the CPU
  */
-#include "harness.h"
-
-#include <infiniband/mlx5dv.h>
+#include "mlx5.h"
 
 static struct ibv_cq *cq;
 static struct ibv_qp_ex *qp;
@@ -14,22 +12,8 @@ static struct mlx5dv_qp_ex *dv_qp;
 
 static void set_up(void)
 {
-	struct mlx5dv_qp_init_attr dv = {
-		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS,
-		.send_ops_flags = MLX5DV_QP_EX_WITH_MEMCPY,
-	};
-	struct ibv_qp_init_attr_ex wish;
-	struct ibv_qp *here;
-
 	cq = make_cq(256);
-	wish = qp_wish(cq, cq);
-	wish.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-	wish.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE;
-	here = mlx5dv_create_qp(ctx, &wish, &dv);
-	if (!here)
-		die("mlx5dv_create_qp");
-	connect_both(here, make_qp(cq, cq));
-	qp = ibv_qp_to_qp_ex(here);
+	qp = make_mlx5_qp(cq, MLX5DV_QP_EX_WITH_MEMCPY, 0);
 	dv_qp = mlx5dv_qp_ex_from_ibv_qp_ex(qp);
 }
 

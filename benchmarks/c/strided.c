@@ -4,9 +4,7 @@
  *   strided    through an mkey with an interleaved layout (UMR), registered once; WINDOW in flight
  *   packed     the rows copied into a staging buffer by the CPU, which is then written; WINDOW staging buffers
  */
-#include "harness.h"
-
-#include <infiniband/mlx5dv.h>
+#include "mlx5.h"
 
 enum { ROW = 256, PITCH = 1024 };
 
@@ -18,23 +16,8 @@ static struct ibv_mr *staging_mr;
 
 static void set_up(void)
 {
-	struct mlx5dv_qp_init_attr dv = {
-		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS,
-		.send_ops_flags = MLX5DV_QP_EX_WITH_MR_INTERLEAVED,
-	};
-	struct ibv_qp_init_attr_ex wish;
-	struct ibv_qp *here;
-
 	cq = make_cq(256);
-	wish = qp_wish(cq, cq);
-	wish.cap.max_inline_data = 512; /* a layout goes inline */
-	wish.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-	wish.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE;
-	here = mlx5dv_create_qp(ctx, &wish, &dv);
-	if (!here)
-		die("mlx5dv_create_qp");
-	connect_both(here, make_qp(cq, cq));
-	qp = ibv_qp_to_qp_ex(here);
+	qp = make_mlx5_qp(cq, MLX5DV_QP_EX_WITH_MR_INTERLEAVED, 512 /* a layout goes inline */);
 }
 
 static void bind_layout(void)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import blocking
 import ibverbs as ib
 import protocol
 from protocol import INLINE, PORT, Options
@@ -84,35 +85,7 @@ def reap(cq: Any, most: int) -> int:
     return len(found)
 
 
-def write(w: World, reuse: bool) -> Any:
-    only = w.write()
-    wr_for = (lambda: only) if reuse else w.write
-    post, cq, window = w.qps[0].post_send, w.send_cq, w.o.window
-
-    def one_at_a_time(ops: int) -> int:
-        for _ in range(ops):
-            post(wr_for())
-            reap(cq, 1)
-        return ops
-
-    def many(ops: int) -> int:
-        posted = min(window, ops)
-        done = 0
-        for _ in range(posted):
-            post(wr_for())
-        while done < ops:
-            n = reap(cq, 32)
-            done += n
-            n = min(n, ops - posted)
-            for _ in range(n):
-                post(wr_for())
-            posted += n
-        return done
-
-    return one_at_a_time if window == 1 else many
-
-
-def batch(w: World, reuse: bool) -> Any:
+def batch(w: World, reap: Any, reuse: bool) -> Any:
     def make() -> list[Any]:
         return [*(w.write(0) for _ in range(w.o.window - 1)), w.write(ib.SendFlags.SIGNALED)]
 
@@ -129,28 +102,8 @@ def batch(w: World, reuse: bool) -> Any:
     return run
 
 
-def pingpong(w: World, reuse: bool) -> Any:
-    a_message, a_receive = w.message(), w.receive()
-    message_for, receive_for = (lambda: a_message, lambda: a_receive) if reuse else (w.message, w.receive)
-    for i in range(8):
-        w.qps[i & 1].post_recv(a_receive)
-    turn = 0
-
-    def run(ops: int) -> int:
-        nonlocal turn
-        for _ in range(ops):
-            w.qps[turn].post_send(message_for())
-            turn = 1 - turn
-            reap(w.recv_cq, 1)
-            w.qps[turn].post_recv(receive_for())
-            reap(w.send_cq, 1)
-        return ops
-
-    return run
-
-
 if __name__ == "__main__":
     chosen = protocol.options()
     world = World(chosen)  # to the end: its regions deregister themselves when nothing holds them
-    workload = {"write": write, "batch": batch, "pingpong": pingpong}[chosen.workload]
-    protocol.serve(workload(world, chosen.rest[0] == "reuse"))
+    workload = {"write": blocking.write, "batch": batch, "pingpong": blocking.pingpong}[chosen.workload]
+    protocol.serve(workload(world, reap, chosen.rest[0] == "reuse"))

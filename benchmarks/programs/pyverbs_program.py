@@ -15,8 +15,8 @@ import ctypes
 import fcntl
 import os
 from collections import deque
-from typing import Any
 
+import blocking
 import protocol
 import pyverbs.enums as e
 from protocol import INLINE, PORT, Options
@@ -126,54 +126,6 @@ def reap(cq: CQ, most: int) -> int:
     return n
 
 
-def write(w: World, reuse: bool) -> Any:
-    only = w.write()
-    wr_for = (lambda: only) if reuse else w.write
-    post, cq, window = w.qps[0].post_send, w.send_cq, w.o.window
-
-    def one_at_a_time(ops: int) -> int:
-        for _ in range(ops):
-            post(wr_for())
-            reap(cq, 1)
-        return ops
-
-    def many(ops: int) -> int:
-        posted = min(window, ops)
-        done = 0
-        for _ in range(posted):
-            post(wr_for())
-        while done < ops:
-            n = reap(cq, 32)
-            done += n
-            n = min(n, ops - posted)
-            for _ in range(n):
-                post(wr_for())
-            posted += n
-        return done
-
-    return one_at_a_time if window == 1 else many
-
-
-def pingpong(w: World, reuse: bool) -> Any:
-    a_message, a_receive = w.message(), w.receive()
-    message_for, receive_for = (lambda: a_message, lambda: a_receive) if reuse else (w.message, w.receive)
-    for i in range(8):
-        w.qps[i & 1].post_recv(a_receive)
-    turn = 0
-
-    def run(ops: int) -> int:
-        nonlocal turn
-        for _ in range(ops):
-            w.qps[turn].post_send(message_for())
-            turn = 1 - turn
-            reap(w.recv_cq, 1)
-            w.qps[turn].post_recv(receive_for())
-            reap(w.send_cq, 1)
-        return ops
-
-    return run
-
-
 async def naive(o: Options) -> None:
     """A future for each write; the channel's descriptor wakes the loop."""
     w = World(o, events=True)
@@ -228,4 +180,5 @@ if __name__ == "__main__":
         protocol.run_on(chosen.rest[1], naive, chosen)
     else:
         world = World(chosen)  # to the end: its regions deregister themselves when nothing holds them
-        protocol.serve({"write": write, "pingpong": pingpong}[chosen.workload](world, how == "reuse"))
+        loop = {"write": blocking.write, "pingpong": blocking.pingpong}[chosen.workload]
+        protocol.serve(loop(world, reap, how == "reuse"))
