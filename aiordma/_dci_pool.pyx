@@ -13,7 +13,7 @@ from aiordma cimport _ibv as v
 from aiordma._cq cimport CompletionQueue
 from aiordma._memory cimport MemorySlice, enter_all, leave_all
 from aiordma._mlx5 cimport DcAddress, DcInitiatorBase
-from aiordma._operation cimport Completion, await_finished
+from aiordma._operation cimport Completion
 from aiordma._waitable cimport Alarm, Hooks, Waitable, await_ready
 
 from aiordma._waitable import no_copy
@@ -22,6 +22,16 @@ from aiordma.errors import ClosedError, UsageError
 cdef extern from "Python.h":
     PyObject *PyTuple_GET_ITEM(object, Py_ssize_t)
     Py_ssize_t PyTuple_GET_SIZE(object)
+
+    ctypedef object (*unaryfunc)(object)
+
+    ctypedef struct PyAsyncMethods:
+        unaryfunc am_await
+
+    ctypedef struct PyTypeObject:
+        PyAsyncMethods *tp_as_async
+
+    PyTypeObject *Py_TYPE(object)
 
 _CALLS = {
     <int>v.IBV_WR_RDMA_WRITE: "rdma_write",
@@ -225,7 +235,7 @@ cdef class PoolOperation(Waitable):
                 self.hooks.check_loop()
                 return self.hooks.wait(self)
         if self.error is None:
-            return await_finished(self, self.completion)
+            return Py_TYPE(self.completion).tp_as_async.am_await(self.completion)
         return await_ready(self)
 
     def exception(self):

@@ -57,6 +57,3 @@ cdef class Completion(Waitable):
     cdef int _part_failed(self, object error) except -1
     cdef str _describe_request(self)
     cdef int _fail(self, object error) except -1
-
-
-cdef object await_finished(Waitable waited, Completion result)

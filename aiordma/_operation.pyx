@@ -182,13 +182,22 @@ cdef class Completion(Waitable):
         return 0
 
     def __await__(self):
+        cdef CompletionQueue cq = self.queue.cq
         if not self.finished:
             self.hooks.check()
             self._prepare_wait()
             if not self.finished:
                 self.hooks.check_loop()
                 return self.hooks.wait(self)
-        return await_finished(self, self)
+        cq.immediate += 1
+        if cq.immediate >= IMMEDIATE_LIMIT and aior_now_ns() - cq.last_turn_ns > TURN_NS:
+            # A task whose operations all complete at once would never let another run.
+            cq.immediate = 0
+            cq.last_turn_ns = aior_now_ns()
+            return self.hooks.yield_once(self)
+        cdef _Now now = _Now.__new__(_Now)
+        now.completion = self
+        return now
 
     cdef object _result(self):
         if self._status == 0 and self.error is None:
@@ -331,21 +340,6 @@ cdef class _Now:
 
     def __next__(self):
         raise StopIteration(self.completion._result())
-
-
-cdef object await_finished(Waitable waited, Completion result):
-    """The iterator of an await on something that has finished with ``result``, and that may take a turn of the loop."""
-    cdef CompletionQueue cq = result.queue.cq
-    cdef _Now now
-    cq.immediate += 1
-    if cq.immediate >= IMMEDIATE_LIMIT and aior_now_ns() - cq.last_turn_ns > TURN_NS:
-        # A task whose operations all complete at once would never let another run.
-        cq.immediate = 0
-        cq.last_turn_ns = aior_now_ns()
-        return waited.hooks.yield_once(waited)
-    now = _Now.__new__(_Now)
-    now.completion = result
-    return now
 
 
 cdef iternextfunc _now_next_slow = (<PyTypeObject *>_Now).tp_iternext

@@ -8,6 +8,30 @@ from aiordma._workqueue cimport WorkQueue
 from aiordma._memory cimport RemoteBuffer
 
 
+cdef enum:
+    MAX_SGE = 32
+    # enum ibv_access_flags (verbs.h)
+    LOCAL_WRITE = 1
+    REMOTE_WRITE = 2
+    REMOTE_READ = 4
+    REMOTE_ATOMIC = 8
+    # A scatter/gather entry's byte count has 31 bits on the wire of every provider (mlx5: bit 31 marks inline data).
+    MAX_SGE_BYTES = 0x7FFFFFFF
+
+
+cdef RemoteBuffer remote_of(object remote)
+cdef uint32_t unsigned32(object value, str what) except? 0xFFFFFFFF
+
+
+cdef inline unsigned int send_flags(bint signaled, bint fence, bint solicited):
+    """enum ibv_send_flags."""
+    return (
+        (v.IBV_SEND_SIGNALED if signaled else 0)
+        | (v.IBV_SEND_FENCE if fence else 0)
+        | (v.IBV_SEND_SOLICITED if solicited else 0)
+    )
+
+
 cdef class Receiver:
     """What receives are posted to: a QP's receive queue, or an SRQ."""
     cdef WorkQueue _recv

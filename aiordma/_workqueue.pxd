@@ -55,6 +55,7 @@ cdef class WorkQueue(Queue):
     cdef object pyverbs
     cdef int _check_alive(self) except -1
     cdef uint32_t _room(self)
+    cdef int _admit(self, Completion c) except -1
     cdef int _check_waiting(self, uint32_t more) except -1
     cdef int _post_chain(self, v.ibv_send_wr *first, uint32_t n, Completion c) except -1
     cdef int _submit(self, v.ibv_send_wr *wr, Completion c) except -1

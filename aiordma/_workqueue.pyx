@@ -121,6 +121,20 @@ cdef class WorkQueue(Queue):
         cq_room = self.cq.capacity - self.cq.outstanding if self.cq.capacity > self.cq.outstanding else 0
         return min(self.capacity - self.used, cq_room)
 
+    cdef int _admit(self, Completion c) except -1:
+        """Whether one more work request can be posted now, or 0 where it has to wait; raises where it can do neither."""
+        cdef CompletionQueue cq = self.cq
+        if self.closed:
+            raise ClosedError("the SRQ is closed" if self.kind == KIND_SRQ else f"QP {self.qp_num:#x} is closed")
+        if cq.error is not None:
+            raise cq.error
+        cq._before_post()
+        if self.deferred_head == NULL and self.used < self.capacity and cq.outstanding < cq.capacity:
+            return 1
+        if not c.internal:
+            self._check_waiting(1)
+        return 0
+
     cdef int _check_waiting(self, uint32_t more) except -1:
         """Raises where more would wait than may. Nothing has been posted then."""
         if self.deferred + <uint64_t>more > self.max_deferred:
@@ -207,16 +221,9 @@ cdef class WorkQueue(Queue):
     cdef int _submit(self, v.ibv_send_wr *wr, Completion c) except -1:
         """Posts one work request, or queues it where the queue or the CQ is full."""
         cdef CompletionQueue cq = self.cq
-        if self.closed:
-            raise ClosedError(f"QP {self.qp_num:#x} is closed")
-        if cq.error is not None:
-            raise cq.error
-        cq._before_post()
-        if self._room():
+        if self._admit(c):
             self._post_chain(wr, 1, c)
         else:
-            if not c.internal:
-                self._check_waiting(1)
             self._defer(wr, c)
         cq._after_post()
         return 0
@@ -270,15 +277,9 @@ cdef class WorkQueue(Queue):
                             Completion c) except -1:
         """As _submit(), for a work request that ``post`` builds from ``payload``; waiting, ``size`` bytes are copied."""
         cdef CompletionQueue cq = self.cq
-        if self.closed:
-            raise ClosedError(f"QP {self.qp_num:#x} is closed")
-        if cq.error is not None:
-            raise cq.error
-        cq._before_post()
-        if self._room():
+        if self._admit(c):
             self._post_custom(post, payload, flags, c)
         else:
-            self._check_waiting(1)
             self._defer_custom(post, payload, size, flags, c)
         cq._after_post()
         return 0
@@ -384,15 +385,9 @@ cdef class WorkQueue(Queue):
     cdef int _submit_recv(self, v.ibv_sge *sges, int n, Completion c) except -1:
         cdef v.ibv_send_wr wr
         cdef CompletionQueue cq = self.cq
-        if self.closed:
-            raise ClosedError(f"QP {self.qp_num:#x} is closed" if self.kind == KIND_RECV else "the SRQ is closed")
-        if cq.error is not None:
-            raise cq.error
-        cq._before_post()
-        if self._room():
+        if self._admit(c):
             self._post_one_recv(sges, n, c)
         else:
-            self._check_waiting(1)
             memset(&wr, 0, sizeof(wr))
             wr.sg_list = sges
             wr.num_sge = n

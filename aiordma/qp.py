@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from aiordma import _control, _pyverbs
+from aiordma._batch import Batch, BatchingQueuePair
 from aiordma._cq import CompletionQueue
 from aiordma._offload import Pending, delay, in_thread, in_use, until, using
 from aiordma._owned import Owned
-from aiordma._post import Batch, QueuePairBase
 from aiordma._values import whole_fields
 from aiordma._waitable import Signal
 from aiordma._workqueue import WorkQueue
@@ -106,7 +106,7 @@ class QPConfig:
         known_access(self.access)
 
 
-class VerbsQueuePair(Owned, QueuePairBase):
+class VerbsQueuePair(Owned, BatchingQueuePair):
     """What QPs of every transport have: identity, state, and an end.
 
     ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns (ResourceWarning).

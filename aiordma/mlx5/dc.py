@@ -30,7 +30,8 @@ from aiordma.qp import INIT, RTR, RTS, QPConfig, VerbsQueuePair, cap, check_limi
 from aiordma.srq import SharedReceiveQueue
 
 if TYPE_CHECKING:
-    from aiordma._post import Batch, Source, Target
+    from aiordma._batch import Batch
+    from aiordma._post import Source, Target
     from aiordma.device import Device
 
 __all__ = ["DCInitiator", "DCTInfo", "DCTarget", "DcPeer", "create_dc_initiator", "create_dc_target"]

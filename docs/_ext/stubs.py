@@ -55,7 +55,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: Any, content: Any) -> Any:
     if node.get("refdomain") != "py" or target.startswith("aiordma."):
         return None
     domain = env.get_domain("py")
-    for prefix in ("aiordma", "aiordma._post", "aiordma._offload"):
+    for prefix in ("aiordma", "aiordma._post", "aiordma._batch", "aiordma._offload"):
         found = domain.resolve_xref(
             env, node["refdoc"], app.builder, node["reftype"], f"{prefix}.{target}", node, content
         )
