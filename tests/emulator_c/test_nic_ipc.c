@@ -20,7 +20,7 @@
 
 /* What the test's processes share, apart from what is tested. */
 static struct shared {
-	uint32_t qpn[2][QPS], key[2], ready[2], go_on, receives, stop;
+	uint32_t qpn[2][QPS], key[2], xrc[2], srqn, ready[2], go_on, receives, xrc_receives, stop;
 	uint8_t mem[2][MEM] __attribute__((aligned(4096)));
 } *s;
 
@@ -28,6 +28,8 @@ static char folder[] = "/tmp/aiordma-test-XXXXXX";
 static struct app app;
 static struct tcq scq, rcq;
 static struct tqp qp[QPS];
+static struct tqp xrc; /* of side 0 its initiator, of side 1 its target */
+static struct tsrq srq;
 static struct tmr mr;
 static unsigned side;
 
@@ -60,6 +62,14 @@ static void open_side(unsigned which, bool one_copy)
 		qp_new(&qp[i], &app, &scq, &rcq, (struct qp_opts){ .sq_nbb = 128, .rq_nwqe = 64, .rq_sge = 1 });
 		s->qpn[side][i] = qp[i].qp.qpn;
 	}
+	srq_new(&srq, &app, 64, 1);
+	srq.srq.xrc = true;
+	srq.srq.cq = &rcq.cq;
+	s->srqn = side ? srq.srq.srqn : s->srqn;
+	qp_new(&xrc, &app, &scq, &rcq, (struct qp_opts){ .type = side ? IBV_QPT_XRC_RECV : IBV_QPT_XRC_SEND, .sq_nbb = 128 });
+	if (side)
+		xrc.qp.pd = NULL;
+	s->xrc[side] = xrc.qp.qpn;
 	s->key[side] = mr.m.key;
 	__atomic_store_n(&s->ready[side], 1, __ATOMIC_RELEASE);
 	wait_for(&s->ready[!side], 1);
@@ -74,6 +84,10 @@ static void connect_all(uint8_t timeout, uint8_t retries)
 		qp[i].qp.rnr_retry = retries;
 		qp_to_rts(&qp[i]);
 	}
+	qp_set_peer(&xrc, 0, s->xrc[!side]);
+	xrc.qp.timeout = timeout;
+	xrc.qp.retry_cnt = xrc.qp.rnr_retry = retries;
+	qp_to_rts(&xrc);
 	__atomic_store_n(&s->ready[side], load(&s->ready[side]) + 1, __ATOMIC_RELEASE);
 	wait_for(&s->ready[!side], load(&s->ready[side]));
 }
@@ -82,6 +96,8 @@ static void close_side(void)
 {
 	for (unsigned i = 0; i < QPS; i++)
 		qp_free(&qp[i]);
+	qp_free(&xrc);
+	srq_free(&srq);
 	cq_free(&scq);
 	cq_free(&rcq);
 	mr_free(&mr);
@@ -111,7 +127,7 @@ static uint32_t random_length(void)
 
 static void receiver(bool one_copy)
 {
-	uint32_t posted[QPS] = { 0 }, done[QPS] = { 0 };
+	uint32_t posted[QPS] = { 0 }, done[QPS] = { 0 }, xrc_done = 0;
 
 	open_side(1, one_copy);
 	connect_all(18, 7);
@@ -129,7 +145,10 @@ static void receiver(bool one_copy)
 				CHECK_EQ(wc.syndrome, 0);
 				for (unsigned k = 0; k < QPS; k++)
 					done[k] += qp[k].qp.qpn == wc.qpn;
+				xrc_done += xrc.qp.qpn == wc.qpn;
 			}
+			if (srq.posted < load(&s->xrc_receives) && srq.posted - xrc_done < 64 && rand() % 3)
+				srq_post(&srq, &e, 1);
 		}
 		usleep(50);
 	}
@@ -161,7 +180,8 @@ static void mixed(unsigned *in_flight, struct tqp *q, uint8_t *model, bool fence
 
 	for (unsigned i = 0; i < N; i++) {
 		struct sge e = { mine + MEM / 2 + 4096 + i * 16384, len, mr.m.key };
-		struct wr w = { .sg = &e, .nsg = 1, .raddr = (uintptr_t)there + at, .rkey = s->key[1], .fence = fence };
+		struct wr w = { .sg = &e, .nsg = 1, .raddr = (uintptr_t)there + at, .rkey = s->key[1], .fence = fence,
+				.srqn = s->srqn };
 
 		await(in_flight, 30);
 		switch (i % 4) {
@@ -218,7 +238,7 @@ static void sender(bool one_copy)
 		switch (rand() % 5) {
 		case 4:
 			await(&in_flight, 0);
-			mixed(&in_flight, &qp[which], model, rand() % 2);
+			mixed(&in_flight, rand() % 3 ? &qp[which] : &xrc, model, rand() % 2);
 			break;
 		case 0: /* a write, alone: several at one place would come in any order from several QPs */
 			await(&in_flight, 0);
@@ -253,17 +273,23 @@ static void sender(bool one_copy)
 			model[off] = (uint8_t)(round + 39);
 			CHECK_EQ(s->mem[1][off], model[off]);
 			break;
-		default: /* sends behind each other, some of which find no receive */
+		default: { /* sends behind each other, some of which find no receive */
+			bool to_xrc = rand() % 3 == 0;
+
 			for (uint32_t i = 0; i < 8; i++) {
 				e.len = len % RECV_SIZE;
 				w.opcode = MLX5_OPCODE_SEND;
 				w.nsg = e.len != 0;
+				w.srqn = s->srqn;
 				await(&in_flight, 30);
-				qp_post(&qp[which], &w);
+				qp_post(to_xrc ? &xrc : &qp[which], &w);
 				in_flight++;
 			}
-			__atomic_add_fetch(&s->receives, 8 * QPS, __ATOMIC_RELEASE);
-			break;
+			if (to_xrc)
+				__atomic_add_fetch(&s->xrc_receives, 8, __ATOMIC_RELEASE);
+			else
+				__atomic_add_fetch(&s->receives, 8 * QPS, __ATOMIC_RELEASE);
+		}
 		}
 	}
 	await(&in_flight, 0);

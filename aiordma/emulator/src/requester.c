@@ -324,7 +324,7 @@ static bool waits_for_reads(const struct emu_qp *qp, const struct nic_wqe *w)
 
 bool requester_may_launch(const struct emu_qp *qp, const struct nic_wqe *w)
 {
-	if (qp->type != IBV_QPT_RC || qp->state != IBV_QPS_RTS || w->len > WIRE_SLICE || waits_for_reads(qp, w) || inject_any())
+	if ((qp->type != IBV_QPT_RC && qp->type != IBV_QPT_XRC_SEND) || qp->state != IBV_QPS_RTS || w->len > WIRE_SLICE || waits_for_reads(qp, w) || inject_any())
 		return false;
 	switch (w->opcode) {
 	case MLX5_OPCODE_SEND:
