@@ -65,8 +65,6 @@ def environment(folder: PrivateFolder, config: EmulatorConfig) -> dict[str, str]
     env["AIORDMA_EMULATOR_CONFIG"] = os.fspath(path)
     env["SYSFS_PATH"] = os.fspath(folder.path)
     env["LD_PRELOAD"] = ":".join(filter(None, [env.get("LD_PRELOAD"), os.fspath(library_path())]))
-    # UCX watches what a program unmaps by replacing mmap() and others with its own, which go past those of the library.
-    env.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
     return env
 
 

@@ -95,6 +95,7 @@ static int new_cq(struct emu_cmd *c, const struct cq_request *r, struct emu_cq *
 		err = emu_limit(c->ctx, EMU_CQ, d->limits.max_cq);
 	if (err)
 		return err;
+	emu_uar_adopt(c->ctx);
 	cq = emu_object_alloc(c->ctx, EMU_CQ, sizeof(*cq));
 	if (!cq)
 		return ENOMEM;

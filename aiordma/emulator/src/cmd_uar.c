@@ -4,6 +4,8 @@
  * mlx5/main.c).
  */
 #define _GNU_SOURCE
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -91,9 +93,9 @@ void emu_uar_retire(struct emu_uar *u)
 
 /* Where the device's registers would be, ordinary memory. The library asks for it write-only; the device thread and the
  * page protection that wakes it need to read as well. Private, so that a fork() child rings nobody. */
-static void *map_page(struct emu_uar *u, void *addr)
+static void *map_page(struct emu_uar *u, void *addr, int fixed)
 {
-	void *page = emu_real.mmap(addr, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *page = emu_real.mmap(addr, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0);
 
 	if (page == MAP_FAILED)
 		return page;
@@ -110,10 +112,10 @@ static void *map_page(struct emu_uar *u, void *addr)
 
 /* How to make times of CQE timestamps (mlx5dv_get_clock_info(3)). These count the nanoseconds of the monotonic clock, so
  * that one snapshot does: the kernel's page is refreshed because hardware drifts. */
-static void *map_clock_info(void *addr)
+static void *map_clock_info(void *addr, int fixed)
 {
 	struct mlx5_ib_clock_info *info =
-		emu_real.mmap(addr, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		emu_real.mmap(addr, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0);
 	struct timespec real;
 
 	if (info == MAP_FAILED)
@@ -132,8 +134,8 @@ uint64_t emu_page_offset(uint32_t page_id)
 	return (MMAP_OBJECT_FIRST + page_id) << PAGE_SHIFT;
 }
 
-/* MAP_FAILED with errno. */
-void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off_t offset)
+/* MAP_FAILED with errno. `fixed`: MAP_FIXED, or 0. */
+static void *map(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off_t offset, int fixed)
 {
 	uint64_t pgoff = (uint64_t)offset >> PAGE_SHIFT;
 	struct emu_uar *u = NULL;
@@ -156,7 +158,7 @@ void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, o
 		if (emu_var_known(ctx, (uint32_t)(pgoff - MMAP_OBJECT_FIRST)))
 			return emu_var_mmap(addr);
 		u = emu_uar_find(ctx, (uint32_t)(pgoff - MMAP_OBJECT_FIRST));
-		return u ? map_page(u, addr) : MAP_FAILED;
+		return u ? map_page(u, addr, fixed) : MAP_FAILED;
 	}
 	switch (MMAP_CMD(pgoff)) {
 	case MLX5_IB_MMAP_REGULAR_PAGE:
@@ -170,12 +172,12 @@ void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, o
 			errno = ENOMEM;
 			return MAP_FAILED;
 		}
-		page = map_page(u, addr);
+		page = map_page(u, addr, fixed);
 		if (page == MAP_FAILED)
 			emu_object_destroy(&u->o);
 		return page;
 	case MLX5_IB_MMAP_CLOCK_INFO:
-		return map_clock_info(addr);
+		return map_clock_info(addr, fixed);
 	case MLX5_IB_MMAP_CORE_CLOCK:
 		if (!emu_mmio_supported()) { /* and not advertised */
 			errno = EOPNOTSUPP;
@@ -189,6 +191,57 @@ void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, o
 	default:
 		return MAP_FAILED;
 	}
+}
+
+void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off_t offset)
+{
+	return map(ctx, addr, len, prot, offset, 0);
+}
+
+/* ---------------------------------------------------------------- mappings that no hook saw */
+
+/* What can be put in place where it was mapped. Not the registers and the device's memory, which take more than a page. */
+static bool adoptable(uint64_t pgoff)
+{
+	return pgoff >= MMAP_OBJECT_FIRST || MMAP_CMD(pgoff) == MLX5_IB_MMAP_REGULAR_PAGE ||
+	       MMAP_CMD(pgoff) == MLX5_IB_MMAP_WC_PAGE || MMAP_CMD(pgoff) == MLX5_IB_MMAP_NC_PAGE ||
+	       MMAP_CMD(pgoff) == MLX5_IB_MMAP_ALLOC_WC || MMAP_CMD(pgoff) == MLX5_IB_MMAP_CLOCK_INFO;
+}
+
+static void adopt(struct emu_ucontext *ctx, uintptr_t from, uintptr_t to, uint64_t pgoff)
+{
+	for (; from < to; from += EMU_PAGE, pgoff++) {
+		if (adoptable(pgoff) && map(ctx, (void *)from, EMU_PAGE, PROT_READ | PROT_WRITE,
+					    (off_t)(pgoff << PAGE_SHIFT), MAP_FIXED) != MAP_FAILED)
+			emu_log(EMU_DEBUG, "a page that was mapped past the hooks");
+		else
+			emu_log(EMU_WARN, "a page at offset 0x%" PRIx64 " was mapped past the emulated NIC, by a library that "
+				"replaces mmap(), and can't be used", pgoff << PAGE_SHIFT);
+	}
+}
+
+/* UCX and Open MPI put their own mmap() into a process, in the code of whatever function has that name, to know what a
+ * program unmaps. Then the library has mapped our descriptor, where there is nothing. No doorbell has been rung there as
+ * long as there is no queue: when one is made the pages are put in their places. */
+void emu_uar_adopt(struct emu_ucontext *ctx)
+{
+	unsigned long from, to, offset, inode;
+	bool unmapped = false;
+	char line[512];
+	FILE *maps;
+
+	for (struct emu_list *l = ctx->uars.next; l != &ctx->uars && !unmapped; l = l->next)
+		unmapped = !container_of(l, struct emu_uar, ctx_link)->page;
+	if (!unmapped || ctx->inherited)
+		return;
+	maps = fopen("/proc/self/maps", "re");
+	if (!maps)
+		return;
+	while (fgets(line, sizeof(line), maps))
+		if (sscanf(line, "%lx-%lx %*4s %lx %*x:%*x %lu", &from, &to, &offset, &inode) == 4 &&
+		    inode == ctx->node_ino && strstr(line, "/memfd:aiordma-"))
+			adopt(ctx, from, to, offset >> PAGE_SHIFT);
+	fclose(maps);
 }
 
 static void unmap_in_context(struct emu_ucontext *ctx, uintptr_t from, uintptr_t to)

@@ -301,6 +301,7 @@ void emu_qp_forget_attributes(struct emu_qp *); /* to RESET: what changes of sta
 /* cmd_uar.c: pages that the library maps. */
 void *emu_uar_mmap(struct emu_ucontext *, void *addr, size_t len, int prot, off_t offset);
 void emu_uar_unmap_range(void *addr, size_t len); /* takes the lock if a page of ours is in there */
+void emu_uar_adopt(struct emu_ucontext *);	  /* before the context's queues: what was mapped past the hooks */
 struct emu_uar *emu_uar_find(struct emu_ucontext *, uint32_t page_id);
 void emu_uar_retire(struct emu_uar *);
 

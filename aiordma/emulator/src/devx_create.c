@@ -103,6 +103,7 @@ static uint8_t create_cq(struct devx_call *c)
 
 	if (!cq)
 		return devx_refuse(c, STAT_NO_RES, SYN_NO_MEMORY, "no memory");
+	emu_uar_adopt(c->ctx);
 	cq->dev = c->ctx->dev;
 	status = fill_cq(c, cq, &buf, &dbr);
 	if (!status && emu_cq_insert(c->ctx->dev, cq))
@@ -225,6 +226,7 @@ static uint8_t create_qp(struct devx_call *c)
 
 	if (!qp)
 		return devx_refuse(c, STAT_NO_RES, SYN_NO_MEMORY, "no memory");
+	emu_uar_adopt(c->ctx);
 	qp->dev = c->ctx->dev;
 	qp->state = IBV_QPS_RESET;
 	qp->uidx = (uint32_t)prm_get(qpc, QPC_USER_INDEX);

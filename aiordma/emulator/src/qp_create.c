@@ -252,6 +252,7 @@ int emu_qp_create(struct emu_cmd *c, const struct emu_qp_request *r, struct emu_
 		err = emu_limit(c->ctx, EMU_QP, d->limits.max_qp);
 	if (err)
 		return err;
+	emu_uar_adopt(c->ctx);
 	qp = emu_object_alloc(c->ctx, EMU_QP, sizeof(*qp));
 	if (!qp)
 		return ENOMEM;
