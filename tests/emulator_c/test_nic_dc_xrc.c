@@ -400,6 +400,58 @@ static void streams_that_fail(void)
 	close_all();
 }
 
+/* What is posted to a stream that waits for a timer makes it wait no shorter, and uses up none of its retries. */
+static void posting_behind_one_that_waits(void)
+{
+	dc_open(2, 1);
+	tx.qp.rnr_retry = 6;
+	rx.qp.min_rnr_timer = 26; /* 82 ms, seven times */
+	post_waiting(1);
+	for (uint8_t i = 0; i < 20; i++) {
+		post_write(i, 1);
+		cq_expect_nothing(&scq, 1);
+	}
+	recv_on(&srq, 0, 64);
+	for (unsigned i = 0; i < 21; i++)
+		CHECK_EQ(sent(), 0);
+	/* And for an answer. */
+	qp_state(&tx, IBV_QPS_RESET);
+	tx.qp.timeout = 14; /* 67 ms, seven times */
+	tx.qp.retry_cnt = 6;
+	qp_to_rts(&tx);
+	post_lost(MLX5_OPCODE_RDMA_WRITE, 1);
+	for (uint8_t i = 0; i < 20; i++) {
+		post_write(i, 1);
+		cq_expect_nothing(&scq, 1);
+	}
+	close_all();
+}
+
+/* A stream is in error once, whatever is posted to it meanwhile. */
+static void streams_that_fail_again(void)
+{
+	struct wr bad, nonsense;
+
+	dc_open(2, 1);
+	for (unsigned round = 0; round < 3; round++) {
+		bad = dc(MLX5_OPCODE_RDMA_WRITE, 8, 1);
+		bad.rkey ^= 0x1000;
+		nonsense = dc(0x3f, 8, 1);
+		qp_post(&tx, &bad);
+		CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+		qp_post(&tx, &nonsense);
+		CHECK_EQ(sent(), MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
+		CHECK_EQ(qp_state_now(&tx), IBV_QPS_RTS);
+		emu_lock();
+		CHECK_EQ(emu_dci_stream_reset(&tx.qp, 1), 0);
+		emu_unlock();
+		post_write((uint8_t)(round + 1), 1);
+		CHECK_EQ(sent(), 0);
+		CHECK(arrived((uint8_t)(round + 1)));
+	}
+	close_all();
+}
+
 /* SQD ends what was taken off the queue, and begins nothing new. */
 static void streams_drain(void)
 {
@@ -516,6 +568,8 @@ int main(void)
 	streams_at_a_time();
 	fence_over_streams();
 	streams_that_fail();
+	posting_behind_one_that_waits();
+	streams_that_fail_again();
 	streams_drain();
 	streams_at_random();
 	xrc();

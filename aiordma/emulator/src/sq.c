@@ -169,14 +169,14 @@ static inline enum nic_step run_one(struct emu_qp *qp)
 	}
 	if (unlikely(n->nflights) && (n->decode_error || !requester_may_launch(qp, w)))
 		return STEP_LANDING;
-	if (n->decode_error) {
-		fail_wqe(qp, w, n->decode_error);
-		return STEP_FAIL;
-	}
 	if (stream_failed(qp, w->stream)) {
 		complete(qp, w, MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
 		retire(qp, w);
 		return STEP_DONE;
+	}
+	if (n->decode_error) {
+		fail_wqe(qp, w, n->decode_error);
+		return STEP_FAIL;
 	}
 	step = likely(!inject_any()) ? requester_step(qp, w, &syndrome) : inject_step(qp, w, &syndrome);
 	if (step == STEP_FAIL) {

@@ -300,13 +300,14 @@ static bool hand_out(struct emu_qp *dci)
 		n->decoded = WQE_DECODED;
 		n->decode_error = error;
 		l->handed = true;
+		engine_activate(&l->qp);
 	} else {
+		/* It has its turn, or waits: a turn before the time would count as a retry. */
 		s->entries[l->last].next = at;
 	}
 	l->last = at;
 	s->n++;
 	dci->sq_ci += w->nbb;
-	engine_activate(&l->qp);
 	return true;
 }
 
@@ -336,8 +337,9 @@ bool streams_fail(struct emu_qp *qp, uint16_t stream)
 
 	if (!s)
 		return false;
+	s->nerrors += !stream_failed_(qp, stream);
 	s->errors[stream / 64] |= 1ull << stream % 64;
-	return ++s->nerrors < 1u << ((nic(qp)->owner ? nic(qp)->owner : qp)->log_num_errored & 31);
+	return s->nerrors < 1u << ((nic(qp)->owner ? nic(qp)->owner : qp)->log_num_errored & 31);
 }
 
 bool stream_failed_(const struct emu_qp *qp, uint16_t stream)
