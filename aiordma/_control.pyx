@@ -374,6 +374,16 @@ def modify_qp(uintptr_t qp, int mask, dict values) -> None:
         raise VerbsError("ibv_modify_qp", rc, get("_detail", ""))
 
 
+def is_iwarp(uintptr_t context) -> bool:
+    """Whether a context is of an iWARP device (IBV_TRANSPORT_IWARP, verbs.h)."""
+    return (<v.ibv_context *>context).device.transport_type == 1
+
+
+def note_qp_state(uintptr_t qp, int state) -> None:
+    """Has the library believe that the QP is in a state, which somebody else than ibv_modify_qp(3) took it to."""
+    (<v.ibv_qp *>qp).state = <v.ibv_qp_state>state
+
+
 def query_qp_state(uintptr_t qp) -> int:
     """The QP's state as the device has it (ibv_query_qp(3)), without the GIL."""
     cdef v.ibv_qp_attr a

@@ -10,6 +10,7 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         uint8_t raw[16]
 
     struct ibv_device:
+        int transport_type
         char name[64]
 
     struct ibv_context:

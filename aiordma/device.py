@@ -230,6 +230,12 @@ class Device:
         return self._facts["mlx5"]
 
     @property
+    def is_iwarp(self) -> bool:
+        """Whether it speaks iWARP (RDMA over TCP) rather than InfiniBand or RoCE: QPs are then connected by rdma_cm alone."""
+        iwarp: bool = self._facts["iwarp"]
+        return iwarp
+
+    @property
     def port(self) -> int:
         """The port number in use."""
         port: int = self._facts["port"]
@@ -702,6 +708,7 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None) -> dict[st
         "max_cqe": attributes.max_cqe,
         "emulated": _is_emulated(),
         "mlx5": _mlx5_facts(context),
+        "iwarp": _control.is_iwarp(context_address),
     }
 
 

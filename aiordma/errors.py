@@ -170,6 +170,8 @@ class VerbsError(RdmaError, OSError):
     """
 
     def __init__(self, verb: str, errno: int, detail: str = "") -> None:
+        # Some providers' posting calls, siw's for one, return it negative.
+        errno = abs(errno)
         self.verb = verb
         self.detail = detail
         text = f"{verb}: {os.strerror(errno)}" + (f" ({detail})" if detail else "")

@@ -249,7 +249,12 @@ class VerbsQueuePair(Owned, BatchingQueuePair):
     def _query(self) -> int:
         if not _control.holds(self._pyverbs, self._address):
             raise ClosedError(f"QP {self._number:#x} was destroyed by closing a pyverbs object")
-        return _control.query_qp_state(self._address)
+        known = self._pyverbs.qp_state
+        state = _control.query_qp_state(self._address)
+        if self._device.is_iwarp:
+            # ibv_query_qp(3) has the library believe what the driver says, and siw's says RESET of any QP.
+            _control.note_qp_state(self._address, known)
+        return state
 
     # ---------------------------------------------------------------- finishing
 
@@ -415,7 +420,8 @@ class QueuePair(VerbsQueuePair):
         call, awaited or not.
 
         Raises :class:`UsageError` for a peer of another QP type, :class:`GidError` when no local GID reaches the peer's,
-        :class:`QPStateError` when it's connected already, :class:`VerbsError` when the device refuses.
+        :class:`QPStateError` when it's connected already, :class:`UnsupportedError` on an iWARP device, :class:`VerbsError`
+        when the device refuses.
         """
         if self._closing is not None:
             raise ClosedError(f"{self!r} is closed")
@@ -425,6 +431,13 @@ class QueuePair(VerbsQueuePair):
             raise UsageError(f"connect() takes the peer's QPInfo, not {type(peer).__name__}")
         if peer.qp_type != self._config.qp_type:
             raise UsageError(f"this is an {self._config.qp_type} QP, the peer's an {peer.qp_type} one")
+        if self._device.is_iwarp:
+            # The kernel's iw_cm makes the TCP connection that an iWARP QP is of, and takes the QP to RTS itself.
+            raise UnsupportedError(
+                self._device.name,
+                "connecting QPs by their info",
+                'it\'s iWARP: aiordma.connect(..., via="rdma_cm") does it',
+            )
         self._device.control.hooks.verify()
         connecting = Pending(self._device.control, self._connect(peer))
         self._connecting = connecting.ended
@@ -492,6 +505,11 @@ class QueuePair(VerbsQueuePair):
                 self._modify(mask, values)
 
         await in_thread(self._device.control, run)
+
+    def note_ready(self) -> None:
+        """The kernel has taken it to RTS by itself, as it does with iWARP's when they connect."""
+        if not self.closed and _control.holds(self._pyverbs, self._address):
+            _control.note_qp_state(self._address, RTS)
 
 
 def create(device: Device, config: QPConfig, srq: SharedReceiveQueue | None) -> Pending[QueuePair]:

@@ -72,6 +72,11 @@ class KernelDevice:
     is_software: bool
     ports: tuple[KernelPort, ...]
 
+    @property
+    def is_iwarp(self) -> bool:
+        """Whether it speaks iWARP, RDMA over TCP (RDMA_NODE_RNIC in the kernel)."""
+        return self.node_type == "RNIC"
+
 
 def read_devices(sysfs: Path) -> list[KernelDevice]:
     """The devices below ``sysfs``, by name. What can't be read of one is an empty word."""

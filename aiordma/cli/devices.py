@@ -63,19 +63,19 @@ def _text(name: str, device: KernelDevice | None, emulated: bool) -> str:
         if value:
             lines.append(f"  {what:10} {value}")
     for port in device.ports:
-        lines += _port_text(port)
+        lines += _port_text(port, iwarp=device.is_iwarp)
     return "\n".join(lines)
 
 
-def _port_text(port: KernelPort) -> list[str]:
+def _port_text(port: KernelPort, *, iwarp: bool) -> list[str]:
     facts = filter(None, (port.state, port.link_layer, port.rate, f"LID {port.lid}" if not port.is_ethernet else ""))
     lines = [f"  port {port.number:<5} {', '.join(facts)}"]
     for gid in port.gids:
         # One line each, for grep.
         address = f"  {gid.address}" if gid.address.version == 4 else ""
-        lines.append(
-            f"    GID {gid.index:<3} {gid.gid}  {gid.type.removeprefix('IB/')}{address}  {gid.netdev}".rstrip()
-        )
+        # The kernel calls the one of iWARP, which stands for no address, as those of RoCE v1.
+        kind = "iWARP" if iwarp else gid.type.removeprefix("IB/")
+        lines.append(f"    GID {gid.index:<3} {gid.gid}  {kind}{address}  {gid.netdev}".rstrip())
     return lines
 
 

@@ -160,9 +160,13 @@ class RdmaLink:
                     qp.qp_num,
                 )
             elif action is Action.READY:
-                await self._call_ready(end, qp)
+                if not qp.device.is_iwarp:
+                    await self._call_ready(end, qp)
             elif action is Action.CONFIRM:
-                await self._met(end, self._there.establish)
+                if qp.device.is_iwarp:
+                    qp.note_ready()
+                else:
+                    await self._met(end, self._there.establish)
             else:
                 await self._met(
                     end,
@@ -174,6 +178,8 @@ class RdmaLink:
                     plan.srq is not None,
                     qp.qp_num,
                 )
+                if qp.device.is_iwarp:
+                    qp.note_ready()
 
     async def _met(self, end: End, fn: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """A call that the CM refuses when the peer has gone meanwhile."""
@@ -236,7 +242,7 @@ class RdmaLink:
             end.event(Event.RESOLVED)
         elif event == CmEvent.ROUTE_RESOLVED:
             end.event(Event.ROUTED)
-        elif event == CmEvent.CONNECT_RESPONSE:
+        elif event == CmEvent.CONNECT_RESPONSE or (event == CmEvent.ESTABLISHED and self._answers_whole(end)):
             served, initiated, _number = parameters
             end.peer_offer = Offer(initiated, served)
             end.private_data = padded(data, REPLY_DATA)
@@ -260,6 +266,11 @@ class RdmaLink:
         elif event == CmEvent.DEVICE_REMOVAL:
             end.event(Event.FAILED, DeviceFatalError(f"{end.where}: the device was removed"))
         # ADDR_CHANGE tells of bonding, TIMEWAIT_EXIT that the QP's number is free again: there is nothing to do.
+
+    def _answers_whole(self, end: End) -> bool:
+        """Whether the answer to this side's request is the connection: iWARP's has no third message, and the kernel's iw_cm
+        has taken the QP to RTS by then (cma_iw_handler() in drivers/infiniband/core/cma.c)."""
+        return self._endpoint is not None and end.qp is not None and end.qp.device.is_iwarp
 
     # ---------------------------------------------------------------- control operations
 

@@ -245,12 +245,13 @@ async def test_everybody_waiting_gets_an_answer_when_the_qp_fails(how: str) -> N
                 await p.a.wait_idle()
                 idle.append(True)
 
+            # On Soft-RoCE no more than have slots, before anything can fail: what is posted later isn't flushed there
+            # (docs/soft-roce.md).
+            ops = [p.a.recv(p.local) for _ in range(128 if ON_RXE else 200)]
             p.block()
             if how == "access error":
                 p.a.rdma_write(p.local[:8], aiordma.RemoteBuffer(p.remote.addr, 8, 0x1234500))
-            ops = [p.a.rdma_write(p.local[:8], p.remote, signaled=i % 5 == 0) for i in range(200)]
-            # On Soft-RoCE no more than have slots: what is posted after the failure isn't flushed there (docs/soft-roce.md).
-            ops += [p.a.recv(p.local) for _ in range(128 if ON_RXE else 200)]
+            ops += [p.a.rdma_write(p.local[:8], p.remote, signaled=i % 5 == 0) for i in range(200)]
             ops += [p.a.rdma_write_many([(p.local[:8], p.remote)] * 40)]
             async with anyio.create_task_group() as group:
                 for op in ops:

@@ -332,6 +332,21 @@ def test_soft_roce_that_does_not_listen_in_this_network_namespace(
     assert [f.reason for f in network.check_link(system, machine_.facts())] == ["other-namespace"]
 
 
+def test_iwarp_is_judged_by_what_it_needs(machine_: Machine) -> None:
+    """Neither a GID of RoCE v2, nor UDP port 4791, nor a QP that is connected without rdma_cm."""
+    machine_.device(EmulatedPort(gids=(Gid("fe80::1", "v1", "eth0"),)))
+    put(machine_.root, "/proc/net/udp", _SOCKETS)
+    roce = machine_.facts()
+    assert the_one(devices.check_gid(machine_.system(), roce)).status is Status.ERROR
+    put(machine_.root, "/sys/class/infiniband/mlx5_0/node_type", "4: RNIC\n")
+    shutil.rmtree(machine_.root / "sys/class/infiniband/mlx5_0/device")
+    facts = machine_.facts()
+    for check in (devices.check_gid, network.check_firewall):
+        finding = the_one(check(machine_.system(), facts))
+        assert (finding.status, finding.reason) == (Status.INFO, "iwarp")
+    assert [f.status for f in network.check_link(machine_.system(), facts)] == [Status.OK]
+
+
 # ---------------------------------------------------------------- firewall
 
 
@@ -532,6 +547,16 @@ def test_huge_pages(machine_: Machine) -> None:
 
 
 # ---------------------------------------------------------------- libraries
+
+
+def test_pyverbs_without_its_mlx5_part(machine_: Machine) -> None:
+    loads = {"path": "/usr/lib/python3/dist-packages/pyverbs/device.so", "private": [34]}
+    broken = {"path": None, "explained": "no such symbol"}
+    steps = [{"step": "module", "name": name, **loads} for name in ("pyverbs", "pyverbs.device")]
+    steps.append({"step": "module", "name": "pyverbs.providers.mlx5.mlx5dv", **broken})
+    found = list(libraries.check_pyverbs(machine_.system(), machine_.facts(libraries=libraries_probe(*steps))))
+    assert [(f.status, f.reason) for f in found] == [(Status.OK, ""), (Status.WARNING, "no-mlx5")]
+    assert "no such symbol" in found[1].summary
 
 
 def test_a_device_that_libibverbs_does_not_list(machine_: Machine) -> None:

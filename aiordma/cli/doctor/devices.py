@@ -333,7 +333,16 @@ def _port_cures(port: KernelPort) -> tuple[str, ...]:
 
 def check_gid(system: System, facts: Facts) -> Iterator[Finding]:
     """Each active RoCE port has a GID of RoCE v2 that is routed: without it, peers are limited or unreachable."""
-    active = [(d, p) for d, p in _usable_ports(facts) if p.is_ethernet]
+    for device, port in _usable_ports(facts):
+        if device.is_iwarp:
+            yield Finding(
+                "gid",
+                Status.INFO,
+                f"{device.name} port {port.number} is iWARP's: its GID is no address, and connections are made by rdma_cm",
+                reason="iwarp",
+                subject=f"{device.name} port {port.number}",
+            )
+    active = [(d, p) for d, p in _usable_ports(facts) if p.is_ethernet and not d.is_iwarp]
     any_v2 = any(gid.is_v2 for _, port in active for gid in port.gids)
     for device, port in active:
         where = f"{device.name} port {port.number}"

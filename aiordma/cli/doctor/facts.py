@@ -106,5 +106,8 @@ def gather(system: System) -> Facts:
         if not ready or device.name not in (facts.usable or ()):
             continue
         ports = [str(port.number) for port in device.ports if port.state == "active" and port.gids]
+        if device.is_iwarp:
+            # Two of its QPs are connected by rdma_cm alone, between two addresses.
+            ports = []
         opened[device.name] = probe(system, "device", device.name, *ports)
     return Facts(devices, libraries, opened)

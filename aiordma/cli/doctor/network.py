@@ -111,17 +111,26 @@ def check_firewall(system: System, facts: Facts) -> Iterator[Finding]:
     """What the host's packet filter does with RoCE v2, as far as its rules can be read."""
     if system.emulated:
         return
-    software = [device.name for device in facts.devices if device.is_software]
-    if facts.devices and not software:
+    roce = [device for device in facts.devices if not device.is_iwarp]
+    software = [device.name for device in roce if device.is_software]
+    if len(roce) < len(facts.devices):
         yield Finding(
             "firewall",
             Status.INFO,
-            f"RoCE of {', '.join(d.name for d in facts.devices)} doesn't pass through this host's packet filter; the "
+            f"iWARP of {', '.join(d.name for d in facts.devices if d.is_iwarp)} is TCP, to the port that programs listen at: "
+            "every packet filter on the way must let that through",
+            reason="iwarp",
+        )
+    if roce and not software:
+        yield Finding(
+            "firewall",
+            Status.INFO,
+            f"RoCE of {', '.join(d.name for d in roce)} doesn't pass through this host's packet filter; the "
             f"network's must let UDP port {ROCE_V2_PORT} through, and this host's the TCP port that programs connect by",
             reason="hardware",
         )
         return
-    if not facts.devices:
+    if not roce:
         return
     objections: list[str] = []
     looked: list[str] = []

@@ -40,6 +40,11 @@ def _depends(kernel: Kernel, module: str) -> list[Path] | None:
     return [Path(line.split()[1]) for line in answer.stdout.splitlines() if line.startswith("insmod ")]
 
 
+def has(kernel: Kernel, module: str) -> bool:
+    """Whether the kernel has a module, or has it built in."""
+    return _depends(kernel, module) is not None
+
+
 def _plain(file: Path) -> tuple[str, bytes]:
     """A module's name and its content, not compressed: busybox's insmod doesn't know all formats."""
     data = file.read_bytes()

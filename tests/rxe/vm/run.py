@@ -19,7 +19,7 @@ program's Python first on the path; what it prints comes as it's printed, and it
     --accel kvm     use KVM. The default is tcg, QEMU's own processor: slower, but it works everywhere, and there are
                     machines whose /dev/kvm accepts a VM and then never runs it. AIORDMA_VM_ACCEL sets it too.
     --optional      where no VM can be started (no QEMU, no kernel to be had), say so and end with status 0,
-                    unless AIORDMA_VM=required
+                    unless AIORDMA_VM=required; where the kernel has no siw, with --rdma siw, also then
     --prepare       download and build what is needed, and run nothing
 
 Exit status: COMMAND's, which is 137 when the kernel killed it; 124 when it ran into its time limit; 125 when there was no
@@ -129,7 +129,8 @@ def _prepare(archives: list[Path]) -> kernel.Kernel:
 
 
 def _refuse(options: argparse.Namespace, why: str) -> int:
-    if options.optional and os.environ.get("AIORDMA_VM") != "required":
+    # No machine can be asked to have siw: Debian's kernels don't.
+    if options.optional and (options.rdma == "siw" or os.environ.get("AIORDMA_VM") != "required"):
         line = f"SKIPPED, not run: no VM for kernel RDMA. {why}"
         rule = "!" * min(len(line) + 8, 120)
         _say(rule)
@@ -169,6 +170,8 @@ def main() -> int:
             image = initramfs.build(taken, _job(options), work / "initramfs")
             if options.prepare:
                 return 0
+            if options.rdma == "siw" and not initramfs.has(taken, "siw"):
+                raise kernel.Unavailable(f"kernel {taken.release} has no siw")
             _say(f"kernel {taken.release}, {options.accel}, {options.cpus} CPUs, {options.memory} MiB, {options.rdma}")
             arguments = machine.command(
                 taken.image, image, work, accel=options.accel, cpus=options.cpus, memory=options.memory
