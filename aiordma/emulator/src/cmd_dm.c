@@ -149,7 +149,7 @@ void *emu_dm_mmap(struct emu_ucontext *ctx, uint32_t index, size_t len)
 		return MAP_FAILED;
 	}
 	if (index >> 8)
-		return emu_mmio_map(ctx, NULL, len, op == EMU_DM_INCREMENT ? EMU_MMIO_INCREMENT : EMU_MMIO_TEST_AND_SET,
+		return emu_mmio_map(ctx, NULL, len, 0, op == EMU_DM_INCREMENT ? EMU_MMIO_INCREMENT : EMU_MMIO_TEST_AND_SET,
 				    memory_of(dm));
 	/* Of a shared mapping, an old size of 0 asks for one more view: mremap(2). */
 	return mremap(memory_of(dm), 0, len, MREMAP_MAYMOVE);

@@ -156,7 +156,7 @@ static void *map(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off
 		return MAP_FAILED;
 	if (pgoff >= MMAP_OBJECT_FIRST) {
 		if (emu_var_known(ctx, (uint32_t)(pgoff - MMAP_OBJECT_FIRST)))
-			return emu_var_mmap(addr);
+			return fixed ? MAP_FAILED : emu_var_mmap(addr);
 		u = emu_uar_find(ctx, (uint32_t)(pgoff - MMAP_OBJECT_FIRST));
 		return u ? map_page(u, addr, fixed) : MAP_FAILED;
 	}
@@ -187,7 +187,7 @@ static void *map(struct emu_ucontext *ctx, void *addr, size_t len, int prot, off
 			errno = EPERM; /* mlx5_ib_mmap_clock_info_page() and the like */
 			return MAP_FAILED;
 		}
-		return emu_mmio_map(ctx, addr, len, EMU_MMIO_CLOCK, NULL);
+		return emu_mmio_map(ctx, addr, len, fixed, EMU_MMIO_CLOCK, NULL);
 	default:
 		return MAP_FAILED;
 	}
@@ -200,19 +200,17 @@ void *emu_uar_mmap(struct emu_ucontext *ctx, void *addr, size_t len, int prot, o
 
 /* ---------------------------------------------------------------- mappings that no hook saw */
 
-/* What can be put in place where it was mapped. Not the registers and the device's memory, which take more than a page. */
+/* What can be put in place where it was mapped: not the device's memory, which is in one place already (nor VARs). */
 static bool adoptable(uint64_t pgoff)
 {
-	return pgoff >= MMAP_OBJECT_FIRST || MMAP_CMD(pgoff) == MLX5_IB_MMAP_REGULAR_PAGE ||
-	       MMAP_CMD(pgoff) == MLX5_IB_MMAP_WC_PAGE || MMAP_CMD(pgoff) == MLX5_IB_MMAP_NC_PAGE ||
-	       MMAP_CMD(pgoff) == MLX5_IB_MMAP_ALLOC_WC || MMAP_CMD(pgoff) == MLX5_IB_MMAP_CLOCK_INFO;
+	return pgoff >= MMAP_OBJECT_FIRST || MMAP_CMD(pgoff) != MLX5_IB_MMAP_DEVICE_MEM;
 }
 
 static void adopt(struct emu_ucontext *ctx, uintptr_t from, uintptr_t to, uint64_t pgoff)
 {
 	for (; from < to; from += EMU_PAGE, pgoff++) {
-		if (adoptable(pgoff) && map(ctx, (void *)from, EMU_PAGE, PROT_READ | PROT_WRITE,
-					    (off_t)(pgoff << PAGE_SHIFT), MAP_FIXED) != MAP_FAILED)
+		if (adoptable(pgoff) && map(ctx, (void *)from, EMU_PAGE, PROT_READ, (off_t)(pgoff << PAGE_SHIFT),
+					    MAP_FIXED) != MAP_FAILED)
 			emu_log(EMU_DEBUG, "a page that was mapped past the hooks");
 		else
 			emu_log(EMU_WARN, "a page at offset 0x%" PRIx64 " was mapped past the emulated NIC, by a library that "

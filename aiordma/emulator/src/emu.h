@@ -426,7 +426,8 @@ enum emu_mmio {
 };
 #define EMU_CLOCK_OFFSET 0x8 /* of the clock register in its page */
 bool emu_mmio_supported(void);
-void *emu_mmio_map(struct emu_ucontext *, void *address, size_t len, enum emu_mmio, uint8_t *target); /* MAP_FAILED, errno */
+/* `fixed`: MAP_FIXED, or 0. MAP_FAILED with errno. */
+void *emu_mmio_map(struct emu_ucontext *, void *address, size_t len, int fixed, enum emu_mmio, uint8_t *target);
 void emu_mmio_unmapped(const void *address, size_t len); /* without the lock too */
 bool emu_mmio_in_use(const uint8_t *target, size_t len);
 void emu_mmio_forget(const struct emu_ucontext *);

@@ -279,7 +279,7 @@ void emu_mmio_unmapped(const void *address, size_t len)
 	}
 }
 
-void *emu_mmio_map(struct emu_ucontext *ctx, void *address, size_t len, enum emu_mmio kind, uint8_t *target)
+void *emu_mmio_map(struct emu_ucontext *ctx, void *address, size_t len, int fixed, enum emu_mmio kind, uint8_t *target)
 {
 	struct region r = { .len = len, .kind = kind, .target = target, .ctx = ctx };
 	sigset_t mask;
@@ -292,7 +292,7 @@ void *emu_mmio_map(struct emu_ucontext *ctx, void *address, size_t len, enum emu
 		errno = err;
 		return MAP_FAILED;
 	}
-	map = emu_real.mmap(address, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	map = emu_real.mmap(address, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0);
 	if (map == MAP_FAILED)
 		return map;
 	emu_mmio_unmapped(map, len); /* what was there before was unmapped where no hook saw it */
