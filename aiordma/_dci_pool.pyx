@@ -184,8 +184,8 @@ cdef class PoolOperation(Waitable):
     cdef int _end(self, object error, bint report) except -1:
         """It is over."""
         cdef object held = self.held
-        self.held = None
-        self.local = None
+        # Who keeps an operation that is over keeps neither the pool nor its memory with it.
+        self.held = self.local = self.remote = self.pool = None
         self.error = error
         if error is not None and report:
             self.alarm = Alarm.__new__(Alarm)

@@ -1,6 +1,8 @@
 """A pool of DCIs: many targets, errors that stay where they happened, streams that come back."""
 
+import gc
 import struct
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -528,6 +530,23 @@ async def test_a_forgotten_pool_warns_and_is_closed() -> None:
         with pytest.warns(ResourceWarning, match="unclosed <DCIPool"):
             held.clear()
         await eventually(lambda: not device.statistics()["queue_pairs"])
+
+
+async def test_an_operation_that_is_over_keeps_nothing() -> None:
+    async with opened() as device, targets(device, 1) as made:
+        pool = await mlx5.create_dci_pool(device, 1)
+        peer = await pool.reach(made[0][0].info)
+        memory = bytearray(8)
+        mr = await device.reg_mr(memory)
+        operation = pool.rdma_write(peer, mr, made[0][2].remote())
+        await operation
+        gone = [weakref.ref(pool), weakref.ref(mr)]
+        await pool.close()
+        await mr.close()
+        del pool, mr
+        gc.collect()
+        assert [reference() for reference in gone] == [None, None]
+        assert repr(operation).startswith("<PoolOperation rdma_write")
 
 
 async def test_cancelling_an_await_leaves_the_operation() -> None:
