@@ -70,6 +70,7 @@ def test_every_workload_runs_on_aiordma(tmp_path: Path) -> None:
     found = measure(tmp_path / "results.json", "aiordma_uvloop_spin", "heap.", "rss.")
     assert contenders(found) == {
         "aiordma_uvloop_spin",
+        "aiordma_uvloop_spin_engine",
         "aiordma_uvloop_spin_packed",
         "aiordma_uvloop_spin_reposted",
     }
