@@ -251,6 +251,7 @@ class _Stress:
                     assert not any(unknown)
 
 
+@pytest.mark.slow_in_vm
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 async def test_many_qps_with_cancels_and_closes_at_any_moment_hang_and_leak_nothing() -> None:
     before = sum(object_counts().values())

@@ -20,7 +20,7 @@ DEVICES = ("--env", "AIORDMA_DEVICE=rxe0", "--env", "AIORDMA_PEER_DEVICE=rxe1")
 #: Seconds for all of it; for one machine with few tests.
 LIMIT, LIMIT_ALL, LIMIT_SMALL = 900, 7200, 300
 #: What is about the operations themselves, and so about the device: modules test_core_NAME.
-QUICK = ("operations", "srq", "memory", "arguments", "batches")
+QUICK = ("operations", "srq", "memory", "arguments", "batches", "random")
 NOTHING_COLLECTED = 5
 
 

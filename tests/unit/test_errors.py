@@ -118,6 +118,12 @@ def test_verbs_error_is_an_os_error_with_errno_and_verb() -> None:
     assert (again.errno, again.verb, again.detail, str(again)) == (error.errno, error.verb, error.detail, str(error))
 
 
+def test_verbs_error_of_a_provider_that_returns_its_errno_negative() -> None:
+    error = VerbsError("ibv_post_recv", -errno.EINVAL)
+    assert error.errno == errno.EINVAL
+    assert "Invalid argument" in str(error)
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOENT, errno.EPIPE, errno.ETIMEDOUT, errno.EAGAIN])
 def test_verbs_error_keeps_its_class_for_every_errno(code: int) -> None:
     # OSError(errno, text) itself becomes PermissionError, FileNotFoundError, ...
