@@ -511,6 +511,33 @@ static void streams_at_random(void)
 
 /* ---------------------------------------------------------------- XRC */
 
+/* What another process sends may say anything: of a message that has begun the rest is for the same SRQ. */
+static void other_srq_in_a_message(void)
+{
+	static uint8_t payload[64];
+	union ibv_gid from = device_gid(0);
+	struct nic_req req = {
+		.opcode = MLX5_OPCODE_SEND, .first = true, .src_qpn = tx.qp.qpn, .dst_qpn = rx.qp.qpn, .psn = nic(&rx.qp)->rx_psn,
+		.packets = 1, .src_type = IBV_QPT_XRC_SEND, .src_mtu = IBV_MTU_4096, .msg_len = 128, .len = 64,
+		.srqn = srq.srq.srqn, .sgid = &from, .dgid = &gid, .gid_type = app[0].dev->ports[0].gids[0].type,
+	};
+	static struct nic_sgl data;
+	uint8_t timer;
+
+	recv_on(&srq, 0, 128);
+	emu_lock();
+	sgl_reset(&data);
+	CHECK(sgl_add(&data, payload, sizeof(payload)));
+	CHECK_EQ(fabric_deliver(app[1].dev, 1, &req, &data, &timer), REPLY_ACK);
+	req.first = false;
+	req.last = true;
+	req.off = 64;
+	req.srqn = other.srq.srqn;
+	CHECK_EQ(fabric_deliver(app[1].dev, 1, &req, &data, &timer), REPLY_NAK_INVALID);
+	emu_unlock();
+	CHECK_EQ(qp_state_now(&rx), IBV_QPS_ERR);
+}
+
 static void xrc(void)
 {
 	struct sge s = { mem[0], 100, 0 };
@@ -555,6 +582,10 @@ static void xrc(void)
 	qp_post(&tx, &w);
 	CHECK_EQ(sent(), MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR);
 	CHECK_EQ(qp_state_now(&rx), IBV_QPS_ERR);
+	qp_state(&tx, IBV_QPS_RESET);
+	qp_state(&rx, IBV_QPS_RESET);
+	qp_connect(&tx, &rx);
+	other_srq_in_a_message();
 	close_all();
 }
 

@@ -144,6 +144,28 @@ static void lost_and_late(void)
 	pair_close();
 }
 
+/* A queue that begins anew knows nothing of when its last life's work requests were posted. */
+static void late_after_reset(void)
+{
+	uint64_t begin;
+
+	pair_open();
+	rule("delay delay_ns=30000000");
+	for (unsigned i = 0; i < 3; i++)
+		post(MLX5_OPCODE_RDMA_WRITE);
+	for (unsigned i = 0; i < 3; i++)
+		expect(0);
+	qp_state(&qp[0], IBV_QPS_RESET);
+	qp_state(&qp[1], IBV_QPS_RESET);
+	qp_connect(&qp[0], &qp[1]);
+	begin = monotonic_us();
+	post(MLX5_OPCODE_RDMA_WRITE);
+	expect(0);
+	CHECK(monotonic_us() - begin >= 30000);
+	aiordma_emu_fault_reset();
+	pair_close();
+}
+
 static void refusals(void)
 {
 	static const struct {
@@ -255,6 +277,7 @@ int main(void)
 	world_open(2);
 	texts();
 	lost_and_late();
+	late_after_reset();
 	refusals();
 	ends();
 	for (unsigned seed = 1; seed <= 5; seed++)

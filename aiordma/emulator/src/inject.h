@@ -54,6 +54,7 @@ static inline uint8_t inject_devx(const struct emu_device *dev, uint16_t opcode,
 bool inject_look_(struct emu_qp *);
 bool inject_hung_(const struct emu_qp *);
 void inject_forget(struct emu_qp *); /* the QP goes */
+void inject_reset(struct emu_qp *);  /* its queue begins anew */
 
 /* The QP does nothing at all, not even flush. */
 static inline bool inject_hung(const struct emu_qp *qp)

@@ -78,6 +78,16 @@ void inject_forget(struct emu_qp *qp)
 	nic(qp)->inject = NULL;
 }
 
+void inject_reset(struct emu_qp *qp)
+{
+	struct inject_qp *i = nic(qp)->inject;
+
+	if (!i)
+		return;
+	i->nmarks = 0;
+	i->parked = false;
+}
+
 /* ---------------------------------------------------------------- since when it has been there */
 
 static void note_posts(struct emu_qp *qp, struct inject_qp *i)

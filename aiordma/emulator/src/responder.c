@@ -470,6 +470,16 @@ SELDOM_CALLED static enum nic_reply duplicate(struct emu_qp *qp, struct nic_req 
 	}
 }
 
+/* The one that a message names has to be there until it is whole, and each packet names it: an XRC SRQ isn't held by the QPs
+ * that come to it. */
+static bool srq_fits(const struct emu_qp *qp, const struct nic_req *req)
+{
+	const struct nic_rx *rx = nic(qp)->rx;
+	const struct emu_srq *srq = request_srq(qp, req);
+
+	return srq && (!rx->busy || rx->recv.srq == srq);
+}
+
 enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
 {
 	bool connected = qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_RECV;
@@ -480,7 +490,7 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	 * sender gives up: rxe check_psn(). */
 	if (connected && req->psn != n->rx_psn)
 		return duplicate(qp, req, data);
-	if (qp->type == IBV_QPT_XRC_RECV && !request_srq(qp, req))
+	if (qp->type == IBV_QPT_XRC_RECV && !srq_fits(qp, req))
 		return refuse_invalid(qp);
 	if (req->first && connected && n->rx->busy)
 		return REPLY_NONE;

@@ -326,6 +326,7 @@ static void reset(struct emu_qp *qp)
 	n->last_wqe_raised = n->comm_est = false;
 	n->route = (struct nic_route){ .port_num = 0 };
 	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
+	inject_reset(qp);
 	streams_reset(qp);
 	responder_reset(qp);
 }

@@ -436,6 +436,7 @@ void streams_reset(struct emu_qp *dci)
 	if (!s)
 		return;
 	streams_stop(dci);
+	emu_qp_for_each_lane(dci, inject_reset);
 	s->first = s->n = s->nerrors = 0;
 	memset(s->errors, 0, STREAMS / 8);
 }
