@@ -83,10 +83,13 @@ def run(config: EmulatorConfig, command: list[str]) -> int:
 
 def _run(command: list[str], env: dict[str, str]) -> int:
     c_library = ctypes.CDLL(None)
+    parent = os.getpid()
 
     def prepare() -> None:
         # Should this process be killed, nobody would be left to end the program.
         c_library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before that
+            os._exit(_SIGNALLED + signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # Signals are blocked and taken one by one, so that none is lost between the start of the program and its end.
