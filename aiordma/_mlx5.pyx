@@ -610,6 +610,9 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             size += <size_t>wr.num_sge * sizeof(v.ibv_sge)
         if pins is not None:
             pins.release()
+        if target.domain is None:
+            # By code of the caller's that ran since: __index__() of a number.
+            raise ClosedError(f"{target!r} is closed")
         enter_all(c.keepalive)
         c.companion = target
         try:

@@ -11,7 +11,7 @@ import anyio
 import numpy as np
 import pytest
 from emulated.core import eventually, reported
-from emulated.mlx5 import WC_MEMCPY, Bytes, opened, pair, wrong_key
+from emulated.mlx5 import WC_MEMCPY, Bytes, opened, pair, targets, wrong_key
 from pyverbs import enums as e
 from pyverbs.wr import SGE
 
@@ -472,6 +472,20 @@ async def test_an_address_lives_until_what_waits_with_it_is_posted() -> None:
                 await write
             await closing
         assert (s.right[:20] == s.left[:20]).all()
+
+
+async def test_an_address_that_is_closed_while_numbers_are_read_is_not_used() -> None:
+    async with opened() as device, targets(device, 1) as made, mlx5.create_dc_initiator(device) as dci:
+        [(target, _, mr)] = made
+        peer = await dci.reach(target.info)
+
+        class Closing:
+            def __index__(self) -> int:
+                peer.close()
+                return 1
+
+        with pytest.raises(ClosedError, match="DcPeer"):
+            dci.atomic_fetch_add(peer, mr[:8], mr.remote(), Closing())  # type: ignore[arg-type]
 
 
 async def test_closing_flushes_streams_and_what_waits() -> None:
