@@ -80,6 +80,7 @@ cdef class PoolBase:
     cdef PoolOperation _start(self, int opcode, object target, object local, object remote, object imm, object compare_add,
                               object swap, bint repeatable)
     cdef int _place(self, PoolOperation operation, bint again) except -1
+    cdef Lane _ask(self, PoolOperation operation)
     cdef int _post(self, Lane lane, PoolOperation operation) except -1
     cdef int _over(self, PoolOperation operation) except -1
     cdef int _serve(self, Slot slot) except -1

@@ -182,7 +182,9 @@ cdef class PoolOperation(Waitable):
         raise TypeError("made by the calls of a DCIPool")
 
     cdef int _end(self, object error, bint report) except -1:
-        """It is over."""
+        """It is over. Only the first end counts: a callback of one that fails may close the pool, which ends it too."""
+        if self.finished:
+            return 0
         cdef object held = self.held
         # Who keeps an operation that is over keeps neither the pool nor its memory with it.
         self.held = self.local = self.remote = self.pool = None
@@ -325,6 +327,9 @@ cdef class PoolBase:
         elif local is not None:
             operation.held = _slices(local)
             operation.nbytes = _length(local)
+            # The caller may change what is no registered memory as soon as the call returns, and it may be posted later, or
+            # again.
+            operation.local = _copied(local, 0 if opcode == v.IBV_WR_RDMA_READ else self.inline_limit)
         enter_all(operation.held)
         try:
             if self._dead:
@@ -333,9 +338,6 @@ cdef class PoolBase:
         except BaseException as e:
             operation._end(e, False)
             raise
-        if operation.completion is None and not operation.finished:
-            # The caller may change what is no registered memory as soon as the call returns.
-            operation.local = _copied(local, self.inline_limit)
         return operation
 
     cdef int _place(self, PoolOperation operation, bint again) except -1:
@@ -345,7 +347,9 @@ cdef class PoolBase:
             if self.by_load:
                 lane = _least_loaded(self.all_lanes, operation.target)
             else:
-                lane = self.policy(self.all_lanes, operation.target)
+                lane = self._ask(operation)
+                if operation.finished:
+                    return 1
         if lane is None:
             if not again:
                 self.waiting.push(operation)
@@ -356,6 +360,24 @@ cdef class PoolBase:
         else:
             self._post(lane, operation)
         return 1
+
+    cdef Lane _ask(self, PoolOperation operation):
+        """What a policy of the user's says, which may be anything and do anything."""
+        cdef object lane = self.policy(self.all_lanes, operation.target)
+        cdef Py_ssize_t i
+        if self.shut:
+            raise ClosedError(f"{self!r} is closed")
+        if lane is None:
+            return None
+        for i in range(PyTuple_GET_SIZE(self.all_lanes)):
+            if PyTuple_GET_ITEM(self.all_lanes, i) == <PyObject *>lane:
+                break
+        else:
+            raise UsageError(f"the policy gave {lane!r}, which is neither a lane of this pool nor None")
+        if (<Lane>lane).slot.error is not None:
+            # Nobody else would have its DCI replaced.
+            self._revive_the_dead()
+        return <Lane>lane
 
     cdef int _post(self, Lane lane, PoolOperation operation) except -1:
         cdef Slot slot = lane.slot
@@ -467,12 +489,16 @@ cdef object _slices(object local):
 
 def _length(local):
     """Bytes of a source or target, for the counters."""
-    if isinstance(local, MemorySlice):
-        return local.length
     if isinstance(local, (list, tuple)):
-        return sum([_length(part) for part in local])
+        return sum([_part_length(part) for part in local])
+    return _part_length(local)
+
+
+def _part_length(part):
+    if isinstance(part, MemorySlice):
+        return part.length
     try:
-        with memoryview(local) as view:
+        with memoryview(part) as view:
             return view.nbytes
     except TypeError:  # no memory: posting it says so
         return 0
@@ -480,8 +506,12 @@ def _length(local):
 
 def _copied(local, limit):
     """A source with a copy of what is no registered memory, where it may be sent inline at all."""
-    if local is None or isinstance(local, (MemorySlice, bytes)):
-        return local
     if isinstance(local, (list, tuple)):
-        return tuple([_copied(part, limit) for part in local])
-    return bytes(local) if 0 < _length(local) <= limit else local
+        return tuple([_part_copied(part, limit) for part in local])
+    return _part_copied(local, limit)
+
+
+def _part_copied(part, limit):
+    if isinstance(part, (MemorySlice, bytes)):
+        return part
+    return bytes(part) if 0 < _part_length(part) <= limit else part

@@ -87,7 +87,8 @@ class Owned:
             self._check_closable()
             self._closed = True
             self._stop()
-            self._closing = Pending(self._device.control, self._close())
+            if self._closing is None:  # else a callback of something that ended there has closed it too
+                self._closing = Pending(self._device.control, self._close())
         return self._closing
 
     async def _close(self) -> None:

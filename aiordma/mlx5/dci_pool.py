@@ -315,6 +315,8 @@ def create_dci_pool(
         raise UsageError(f"log_streams: 0 to {most} on {device.name}, not {streams}")
     if not isinstance(errored, int) or not 0 <= errored <= most_errored:
         raise UsageError(f"log_errored: 0 to {most_errored} on {device.name}, not {errored}")
+    if not callable(policy):
+        raise UsageError(f"policy: least_loaded, sticky or a function like them, not {policy!r}")
     wanted = config if config is not None else QPConfig()
     wanted.check()
     check_limits(device, wanted)

@@ -180,6 +180,10 @@ async def test_no_operation_without_a_target_of_the_pool() -> None:
             s.pool.send(s.peers[0], bytes(5000))
         with pytest.raises(BufferAccessError):
             s.pool.rdma_write(s.peers[0], 5, s.remote[0])  # type: ignore[arg-type]
+        endless: list[Any] = []
+        endless.append(endless)
+        with pytest.raises(BufferAccessError):
+            s.pool.rdma_write(s.peers[0], endless, s.remote[0])
         await s.peers[0].close()
         with pytest.raises(ClosedError):
             s.write(0, 0)
@@ -293,6 +297,49 @@ async def test_a_policy_that_raises_ends_what_it_was_asked_for() -> None:
         await s.write(1, 0)
 
 
+async def test_a_policy_gives_a_lane_of_its_pool_or_none() -> None:
+    class Same:
+        """Equal to everything."""
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    answers: list[Any] = []
+    async with (
+        setting(1, 1) as s,
+        mlx5.create_dci_pool(s.device, 1, policy=lambda lanes, target: answers[-1]) as pool,
+    ):
+        for answer in (1, "lane", Same(), Lane.__new__(Lane), s.pool.lanes[0]):
+            answers.append(answer)
+            with pytest.raises(UsageError, match="neither a lane of this pool nor None"):
+                pool.rdma_write(s.peers[0], s.local[:8], s.remote[0])
+        answers.append(pool.lanes[3])
+        await pool.rdma_write(s.peers[0], s.local[:8], s.remote[0])
+        for policy in (None, 5, "sticky"):
+            with pytest.raises(UsageError, match="policy"):
+                mlx5.create_dci_pool(s.device, 1, policy=policy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lane", [None, 0])
+async def test_a_policy_that_closes_its_pool_leaves_nothing_waiting(lane: int | None) -> None:
+    made: list[DCIPool] = []
+
+    def closing(lanes: Sequence[Lane], target: DcPeer) -> Lane | None:
+        for pool in made:
+            pool.close()
+        return None if lane is None else lanes[lane]
+
+    async with setting(1, 1, policy=closing) as s:
+        made.append(s.pool)
+        with pytest.raises(ClosedError):
+            s.write(0, 0)
+        with anyio.fail_after(SOON):
+            await s.pool.close()
+            await s.local.close()  # nothing holds it
+
+
 # ------------------------------------------------------------------ errors
 
 
@@ -361,6 +408,28 @@ async def test_others_of_the_stream_are_done_again() -> None:
         assert (s.right[1][:40] == s.left[:40]).all()
         with pytest.raises(WrFlushError):
             await send  # a message isn't sent twice
+
+
+async def test_what_is_done_again_is_what_was_asked() -> None:
+    """Though the caller has changed its buffer and its list meanwhile."""
+    async with setting(2, 1, log_streams=1, policy=only(1)) as s:
+        data, parts = bytearray(b"asked..."), [s.local[:8]]
+        with faults.hold(s.pool.dcis[0]):
+            bad = s.write_bad()
+            writes = [
+                s.pool.rdma_write(s.peers[1], data, s.remote[1]),
+                s.pool.rdma_write(s.peers[1], [b"as", data], s.remote[1][8:]),
+                s.pool.rdma_write(s.peers[1], parts, s.remote[1][32:]),
+            ]
+            data[:] = b"changed."
+            parts[0] = s.local[100:108]
+        with pytest.raises(RetryExceededError):
+            await bad
+        for write in writes:
+            await write
+            assert write.attempts == 2
+        assert s.right[1][:18].tobytes() == b"asked...asasked..."
+        assert (s.right[1][32:40] == s.left[:8]).all()
 
 
 async def test_a_dci_past_its_limit_is_replaced() -> None:
@@ -488,6 +557,20 @@ async def test_closing_flushes_what_is_in_flight_and_ends_what_waits() -> None:
             s.write(0, 0)
         with pytest.raises(ClosedError):
             s.pool.reach(s.targets[0].info)
+
+
+async def test_closing_in_a_callback_of_what_closing_ends() -> None:
+    async with setting(1, 1, log_streams=0, config=QPConfig(max_send_wr=4)) as s:
+        closings: list[Pending[None]] = []
+        with faults.hold(s.pool.dcis[0]):
+            operations = [s.write(0, 0) for _ in range(8)]
+            operations[6].on_finish(lambda: closings.append(s.pool.close()))
+            closings.append(s.pool.close())
+        assert closings == [s.pool.close()] * 2
+        with anyio.fail_after(SOON):
+            await closings[0]
+        for operation in operations:
+            assert isinstance(operation.exception(), ClosedError | WrFlushError)
 
 
 @pytest.mark.parametrize("during", ["query_qp", "create_qp", "destroy_qp"])
