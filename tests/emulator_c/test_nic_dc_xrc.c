@@ -347,6 +347,31 @@ static void fence_over_streams(void)
 	close_all();
 }
 
+/* What a shrinking CQ waits for: work that goes on, not a READ without an answer, nor what is fenced by it. */
+static void fenced_is_waiting(void)
+{
+	uint64_t end = monotonic_us() + 10000000;
+	const uint8_t value = 3;
+	struct wr behind;
+	bool runs = true;
+
+	dc_open(2, 2);
+	tx.qp.timeout = 0; /* for ever */
+	post_lost(MLX5_OPCODE_RDMA_READ, 1);
+	behind = byte(&value, 2);
+	behind.fence = true;
+	qp_post(&tx, &behind);
+	post_write(4, 3);
+	wait_arrived(4);
+	while (runs) {
+		CHECK(monotonic_us() < end);
+		emu_lock();
+		runs = emu_qp_streams_run(&tx.qp);
+		emu_unlock();
+	}
+	close_all();
+}
+
 /* Errors are counted when they happen, and told in their turn. */
 static void streams_that_fail(void)
 {
@@ -598,6 +623,7 @@ int main(void)
 	stream_that_waits();
 	streams_at_a_time();
 	fence_over_streams();
+	fenced_is_waiting();
 	streams_that_fail();
 	posting_behind_one_that_waits();
 	streams_that_fail_again();

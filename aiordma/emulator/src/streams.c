@@ -396,9 +396,12 @@ bool emu_qp_streams_run(const struct emu_qp *dci)
 {
 	const struct nic_streams *s = nic(dci)->streams;
 
-	for (uint32_t i = 0; s && i < s->nlanes; i++)
-		if (s->lanes[i]->first != NONE && s->lanes[i]->qp.stall == STALL_NONE)
+	for (uint32_t i = 0; s && i < s->nlanes; i++) {
+		const struct lane *l = s->lanes[i];
+
+		if (l->first != NONE && (l->begun ? l->qp.stall == STALL_NONE : !must_wait(dci, l->first)))
 			return true;
+	}
 	return false;
 }
 
