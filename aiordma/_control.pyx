@@ -210,7 +210,12 @@ def mr_address(object mr, uintptr_t context, uintptr_t pd) -> int:
 
 def holds(object obj, uintptr_t address) -> bool:
     """Whether a pyverbs object still has the verbs object at ``address``: it has not been closed behind our back."""
-    return address in _candidates(obj)
+    # A QPEx has its QP a second time, as struct ibv_qp_ex, and keeps that pointer when it's closed: the QP's own part counts.
+    cdef Py_ssize_t n = type(obj).__basicsize__
+    for base in type(obj).__mro__:
+        if base.__name__ == "QP":
+            n = base.__basicsize__
+    return address in _candidates(obj)[:n // <Py_ssize_t>sizeof(void *) - 2]
 
 
 def async_fd(uintptr_t context) -> int:

@@ -404,7 +404,7 @@ class DCInitiator(VerbsQueuePair, DcInitiatorBase):
 
     async def reset_stream_now(self, stream_id: int) -> None:
         """Inside a control operation: see :meth:`reset_stream`."""
-        if self.closed:
+        if self.closed or not _control.holds(self.pyverbs, self.address):
             raise ClosedError(f"{self!r} is closed")
         await in_use(self.device.control, self.address, _control.dci_stream_id_reset, self.address, stream_id)
 

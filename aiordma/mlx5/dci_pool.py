@@ -177,6 +177,8 @@ class DCIPool(Owned, PoolBase):
     async def _state(self, dci: DCInitiator) -> int:
         if dci.closed:
             raise ClosedError(f"{dci!r} is closed")
+        if not _control.holds(dci.pyverbs, dci.address):
+            return ERR
         return await in_use(self._device.control, dci.address, _control.query_qp_state, dci.address)
 
     async def _recover(self, slot: Slot) -> None:
@@ -215,7 +217,8 @@ class DCIPool(Owned, PoolBase):
     async def _rebuild(self, slot: Slot) -> None:
         for lane in slot.lanes:
             lane.ready = False
-        while slot.in_flight and not self.closed:
+        # What was in flight on one that was destroyed through its pyverbs object ends when that's closed here.
+        while slot.in_flight and not self.closed and _control.holds(slot.dci.pyverbs, slot.dci.address):
             await self._lane_idle(slot)
         await outcome(slot.dci.close())
         if self.closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import aiordma
-from aiordma import ClosedError, RdmaError
+from aiordma import ClosedError, RdmaError, mlx5
 
 pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
@@ -58,6 +58,21 @@ async def test_closing_a_pyverbs_qp_ends_what_is_in_flight_at_the_next_call() ->
         await waiting
     await a.close()
     await _close_quietly(device)
+
+
+@pytest.mark.emulated_only("queue pairs of mlx5")
+async def test_mlx5_queue_pairs_close_after_pyverbs_has_destroyed_them() -> None:
+    """Their pyverbs objects have a second pointer, which outlives the queue pair."""
+    async with aiordma.open_device() as device:
+        pair = await mlx5.create_qp(device, memcpy=True)
+        streams = await mlx5.create_dc_initiator(device, log_streams=1)
+        for qp in (pair, streams):
+            qp.pyverbs.close()
+            assert qp.state == "ERR"
+        with pytest.raises(ClosedError):
+            await streams.reset_stream(1)
+        await pair.close()
+        await streams.close()
 
 
 async def test_awaiting_on_a_cq_that_its_context_took_down_is_an_error() -> None:

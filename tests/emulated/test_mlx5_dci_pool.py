@@ -479,6 +479,22 @@ async def test_a_dci_that_cannot_be_replaced_now_is_later() -> None:
         assert s.pool.rebuilds == 1
 
 
+async def test_a_dci_that_was_destroyed_through_pyverbs_is_replaced() -> None:
+    async with setting(2, 1, log_streams=1) as s:
+        with faults.hold(s.pool.dcis[0]):
+            flying = [s.write(0, 0), s.write(1, 0)]
+            s.pool.dcis[0].pyverbs.close()
+            with pytest.raises(ClosedError, match="pyverbs"):
+                s.write(0, 8)
+        for operation in flying:
+            with pytest.raises(ClosedError, match="pyverbs"):
+                await operation
+        with anyio.fail_after(SOON):
+            await s.write(0, 16)
+            await s.write(1, 16)
+        assert s.pool.rebuilds == 1
+
+
 async def test_an_error_of_one_request_is_that_requests() -> None:
     async with setting(1, 1, log_streams=2, log_errored=2) as s:
         with pytest.raises(RemoteAccessError, match=rf"DCT {s.peers[0].dctn:#x}"):
