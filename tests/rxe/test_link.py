@@ -86,13 +86,14 @@ async def test_one_device_talks_to_itself_without_the_link() -> None:
 @pytest.mark.parametrize(
     ("netdev", "error"),
     [
-        pytest.param("veth1", RetryExceededError, id="at the peer"),
+        # 6.12's rxe sees that this end has no carrier then, and only flushes what it can't send (docs/soft-roce.md).
+        pytest.param("veth1", (RetryExceededError, WrFlushError), id="at the peer"),
         # With its own netdev down there is no route, which rxe answers at once, in its own way (docs/soft-roce.md).
-        pytest.param("veth0", LocalQpOperationError, id="here"),
+        pytest.param("veth0", (LocalQpOperationError, WrFlushError), id="here"),
     ],
 )
 async def test_a_link_that_is_cut_ends_operations_and_works_again_for_new_qps(
-    netdev: str, error: type[CompletionError]
+    netdev: str, error: tuple[type[CompletionError], ...]
 ) -> None:
     async with open_pair(timeout=12, retry_cnt=2) as pair:
         await pair.check()
