@@ -11,7 +11,7 @@ from aiordma._offload import Pending, outcome
 from aiordma._operation import Completion
 from aiordma._owned import Owned
 from aiordma._values import whole
-from aiordma.errors import RdmaError, UnsupportedError, UsageError
+from aiordma.errors import BufferAccessError, RdmaError, UnsupportedError, UsageError
 from aiordma.mlx5.qp import Mlx5QueuePair, create_qp
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ class DmaEngine(Owned):
 
         An error of the device ends the engine too: its QP is in the error state, and later copies are flushed.
         """
-        total = src.length
+        try:
+            total = src.length
+        except AttributeError:
+            raise _no_memory(src) from None
         if after is None and 0 < total <= self._chunk:
             # Nearly every copy: memcpy() checks all that has to be.
             await self._memcpy(dst, src)
@@ -146,12 +149,19 @@ class DmaEngine(Owned):
 
 def _check_pair(dst: MemorySlice, src: MemorySlice) -> int:
     """How many bytes are to be copied."""
+    for part in (dst, src):
+        if not isinstance(part, MemorySlice):
+            raise _no_memory(part)
     total = src.length
     if total > dst.length:
         raise UsageError(f"{total} bytes don't fit into {dst!r}")
     if src.region is dst.region and src.addr < dst.addr + total and dst.addr < src.addr + total:
         raise UsageError("source and target of a copy overlap: its pieces are copied in any order")
     return total
+
+
+def _no_memory(part: object) -> BufferAccessError:
+    return BufferAccessError(f"a copy is between slices of registered memory, not with {type(part).__name__}")
 
 
 class _Flying(deque[tuple[Completion, int]]):

@@ -16,6 +16,7 @@ from pyverbs.qp import QPAttr
 from aiordma import (
     Access,
     AccessFlagsError,
+    BufferAccessError,
     ClosedError,
     RemoteAccessError,
     RemoteBuffer,
@@ -163,6 +164,19 @@ async def test_nothing_is_copied_at_once() -> None:
         failing = p.a.rdma_write(p.local[:8], RemoteBuffer(0, 8, 0xDEAD00))
         with pytest.raises(RemoteAccessError):
             await engine.copy(p.peer, p.local[:0], after=failing)
+
+
+async def test_a_copy_of_what_is_no_registered_memory_says_so() -> None:
+    async with opened() as device, mlx5.create_dma_engine(device) as engine, device.reg_mr(bytearray(64)) as mr:
+        wrong: Any
+        for wrong in (None, 5, b"bytes", bytearray(8), np.zeros(8, np.uint8)):
+            for dst, src in ((mr[:8], wrong), (mr[:0], wrong), (wrong, mr[:0])):
+                with pytest.raises(BufferAccessError, match=type(wrong).__name__):
+                    await engine.copy(dst, src)
+            with pytest.raises(BufferAccessError, match=type(wrong).__name__):
+                await engine.copy_many([(mr[:8], mr[8:16]), (wrong, mr[:8])])
+            with pytest.raises(TypeError, match="dst"):
+                await engine.copy(wrong, mr[:8])
 
 
 async def test_a_copy_after_another_of_the_engine_is_fenced() -> None:
