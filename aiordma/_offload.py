@@ -19,7 +19,7 @@ from aiordma._backends import Backend
 from aiordma._waitable import Alarm, Hooks, Signal, Waitable, no_copy
 from aiordma.errors import ClosedError
 
-__all__ = ["Control", "Pending", "delay", "in_thread", "in_use", "outcome", "until", "unused", "using"]
+__all__ = ["Control", "Pending", "delay", "in_thread", "in_use", "make_in_thread", "outcome", "until", "unused", "using"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -55,6 +55,8 @@ class Control:
         # Calls under way on verbs objects, by the object's address, and who waits for them to end: see using().
         self.users: dict[int, int] = {}
         self.waiting: dict[int, list[Signal]] = {}
+        # How to destroy what worker threads made, while its way to the loop isn't over: see make_in_thread().
+        self.undelivered: dict[object, Callable[[], object]] = {}
 
 
 @types.coroutine
@@ -80,6 +82,24 @@ async def in_thread(control: Control, fn: Callable[P, T], *args: P.args, **kwarg
     _threads().submit(run)
     result: T = await until(signal)
     return result
+
+
+async def make_in_thread(control: Control, destroy: Callable[[T], object], fn: Callable[..., T], *args: Any) -> T:
+    """Like :func:`in_thread`, for what doesn't go with its last reference.
+
+    A loop may end with the result on its way, after it took the call and before it made it: then the device's own end
+    finds it.
+    """
+    key = object()
+
+    def run() -> T:
+        made = fn(*args)
+        control.undelivered[key] = lambda: destroy(made)
+        return made
+
+    made = await in_thread(control, run)
+    del control.undelivered[key]
+    return made
 
 
 @contextlib.contextmanager

@@ -548,6 +548,12 @@ class Device:
         if self._closed or self._ending:
             return
         self._ending = True
+        for destroy in list(self.control.undelivered.values()):
+            try:
+                destroy()
+            except Exception:
+                _log.exception("closing what is left of %r", self)
+        self.control.undelivered.clear()
         # An order at a time: what no child stands for any more must be gone before what it depends on.
         children = {group[0].close_order: group for group in self._in_closing_order()}
         for order in sorted({*children, *(order for order, _ in self._teardowns.values())}):

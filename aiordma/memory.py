@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._memory import BufferPin, MemorySlice, Region, RemoteBuffer
-from aiordma._offload import Pending, delay, in_thread, until
+from aiordma._offload import Pending, delay, in_thread, make_in_thread, until
 from aiordma._owned import Owned
 from aiordma._waitable import Signal
 from aiordma.access import Access, check_access
@@ -230,8 +230,14 @@ def register(device: Device, buffer: object, access: int) -> Pending[MemoryRegio
 
 async def _register(device: Device, held: BufferPin, access: Access) -> MemoryRegion:
     try:
-        registration = await in_thread(
-            device.control, _control.reg_mr, device.pd_address, held.address, held.nbytes, int(access)
+        registration = await make_in_thread(
+            device.control,
+            _control.dereg_mr,
+            _control.reg_mr,
+            device.pd_address,
+            held.address,
+            held.nbytes,
+            int(access),
         )
     except VerbsError as e:
         held.release()

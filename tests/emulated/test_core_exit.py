@@ -275,6 +275,33 @@ def test_a_process_ends_well_with_everything_open(name: str, kind: str) -> None:
             assert not warned, done.stderr
 
 
+def test_memory_registered_too_late_for_its_loop_goes_with_the_device() -> None:
+    """The worker's result is on its way to the loop, which ends before it comes to it."""
+    program = """
+        import time
+        async def opened():
+            return await aiordma.open_device(os.environ["AIORDMA_DEVICE"])
+
+        loop = asyncio.new_event_loop()
+        device = loop.run_until_complete(opened())
+        made = device.reg_mr(bytearray(100))
+        while not device.control.undelivered:
+            time.sleep(0.001)
+        loop.close()
+        device.close_now()
+        assert not made.done
+        """
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(PROLOGUE) + textwrap.dedent(program)],
+        env={**os.environ, "AIORDMA_DEVICE": DEVICE},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_fork_child_that_ends_like_any_process_leaves_its_parents_work_alone() -> None:
     program = """
         import ctypes, warnings
