@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._memory import BufferPin, MemorySlice, Region, RemoteBuffer
-from aiordma._offload import Pending, delay, in_thread, make_in_thread, until
+from aiordma._offload import Pending, delay, make_in_thread, until
 from aiordma._owned import Owned
 from aiordma._waitable import Signal
 from aiordma.access import Access, check_access
