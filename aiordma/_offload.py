@@ -19,7 +19,18 @@ from aiordma._backends import Backend
 from aiordma._waitable import Alarm, Hooks, Signal, Waitable, no_copy
 from aiordma.errors import ClosedError
 
-__all__ = ["Control", "Pending", "delay", "in_thread", "in_use", "make_in_thread", "outcome", "until", "unused", "using"]
+__all__ = [
+    "Control",
+    "Pending",
+    "delay",
+    "in_thread",
+    "in_use",
+    "make_in_thread",
+    "outcome",
+    "until",
+    "unused",
+    "using",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
