@@ -337,6 +337,8 @@ cdef class PoolBase:
             self._place(operation, False)
         except BaseException as e:
             operation._end(e, False)
+            if isinstance(e, ClosedError):
+                self._replace_closed()
             raise
         return operation
 
@@ -429,6 +431,10 @@ cdef class PoolBase:
 
     def _revive_the_dead(self) -> None:
         """A slot has no DCI, and there is work."""
+        raise NotImplementedError
+
+    def _replace_closed(self) -> None:
+        """Something was closed: a DCI, perhaps."""
         raise NotImplementedError
 
     def _wait_again(self, PoolOperation operation not None) -> None:

@@ -174,6 +174,14 @@ class DCIPool(Owned, PoolBase):
                     self._dead -= 1
                     self._start_recovery(slot)
 
+    def _replace_closed(self) -> None:
+        """A DCI that the user has closed is replaced as one that failed."""
+        for slot in self._slots:
+            if slot.dci.closed and slot.error is None and not self.closed:
+                for lane in slot.lanes:
+                    lane.ready = False
+                self._start_recovery(slot)
+
     async def _state(self, dci: DCInitiator) -> int:
         if dci.closed:
             raise ClosedError(f"{dci!r} is closed")

@@ -495,6 +495,17 @@ async def test_a_dci_that_was_destroyed_through_pyverbs_is_replaced() -> None:
         assert s.pool.rebuilds == 1
 
 
+async def test_a_dci_that_the_user_has_closed_is_replaced() -> None:
+    async with setting(1, 2, log_streams=1) as s:
+        await s.pool.dcis[0].close()
+        with pytest.raises(ClosedError):
+            s.write(0, 0)
+        with anyio.fail_after(SOON):
+            await s.write(0, 8)
+            await eventually(lambda: s.pool.rebuilds == 1)
+        assert all(lane.ready for lane in s.pool.lanes)
+
+
 async def test_an_error_of_one_request_is_that_requests() -> None:
     async with setting(1, 1, log_streams=2, log_errored=2) as s:
         with pytest.raises(RemoteAccessError, match=rf"DCT {s.peers[0].dctn:#x}"):
