@@ -313,7 +313,7 @@ static void idle(void)
 			/* Doorbell records are written before doorbells, so the work can be done while the thread that rang
 			 * still stands at its doorbell. */
 			e.now = now_ns();
-			if (wire_poll() | scan_all())
+			if (!__atomic_load_n(&e.resting, __ATOMIC_RELAXED) && (wire_poll() | scan_all()))
 				run_ready();
 			idle_release_writers();
 			break;
