@@ -2,8 +2,12 @@
 #define _GNU_SOURCE
 #include "nic_world.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <rdma/ib_user_verbs.h>
@@ -495,4 +499,28 @@ int async_event(struct app *a, uint64_t *element, unsigned ms)
 	if (element)
 		*element = e.element;
 	return (int)e.event_type;
+}
+
+/* ---------------------------------------------------------------- several processes */
+
+pid_t start_process(void)
+{
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (!pid)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return pid;
+}
+
+void remove_folder(const char *path)
+{
+	DIR *dir = opendir(path);
+	struct dirent *d;
+
+	while (dir && (d = readdir(dir)))
+		unlinkat(dirfd(dir), d->d_name, 0);
+	if (dir)
+		closedir(dir);
+	rmdir(path);
 }

@@ -146,6 +146,9 @@ int async_event(struct app *, uint64_t *element, unsigned ms);
 bool channel_readable(struct emu_channel *, unsigned ms);
 uint64_t channel_read(struct emu_channel *);
 
+pid_t start_process(void); /* fork(), and the child ends with its parent: if one fails all end */
+void remove_folder(const char *);
+
 uint64_t monotonic_us(void);
 void sleep_ms(unsigned ms);
 

@@ -9,7 +9,6 @@
 #include <limits.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -449,12 +448,8 @@ static void registry_cutter(bool unused)
 
 static void start(void (*run)(bool), bool one_copy)
 {
-	pid_t pid = fork();
-
-	CHECK(pid >= 0);
-	if (pid)
+	if (start_process())
 		return;
-	prctl(PR_SET_PDEATHSIG, SIGKILL); /* if one fails all end */
 	srand((unsigned)getpid());
 	run(one_copy);
 	exit(0);
@@ -481,18 +476,6 @@ static void together(void (*pair)(bool), void (*third)(bool), bool one_copy)
 	finish(3);
 }
 
-static void remove_all(const char *path)
-{
-	DIR *dir = opendir(path);
-	struct dirent *d;
-
-	while (dir && (d = readdir(dir)))
-		unlinkat(dirfd(dir), d->d_name, 0);
-	if (dir)
-		closedir(dir);
-	rmdir(path);
-}
-
 int main(void)
 {
 	char path[PATH_MAX];
@@ -511,7 +494,7 @@ int main(void)
 		munmap(s, sizeof(*s));
 	}
 	snprintf(path, sizeof(path), "%s/aiordma-%u.4", folder, (unsigned)geteuid());
-	remove_all(path);
-	remove_all(folder);
+	remove_folder(path);
+	remove_folder(folder);
 	return 0;
 }

@@ -4,11 +4,9 @@
 #define _GNU_SOURCE
 #include "nic_world.h"
 
-#include <dirent.h>
 #include <limits.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -187,28 +185,6 @@ static void survivor(void)
 
 /* ---------------------------------------------------------------- */
 
-static pid_t start(void)
-{
-	pid_t pid = fork();
-
-	CHECK(pid >= 0);
-	if (!pid)
-		prctl(PR_SET_PDEATHSIG, SIGKILL); /* if one fails all end */
-	return pid;
-}
-
-static void remove_all(const char *path)
-{
-	DIR *dir = opendir(path);
-	struct dirent *d;
-
-	while (dir && (d = readdir(dir)))
-		unlinkat(dirfd(dir), d->d_name, 0);
-	if (dir)
-		closedir(dir);
-	rmdir(path);
-}
-
 int main(void)
 {
 	char path[PATH_MAX];
@@ -220,12 +196,12 @@ int main(void)
 	s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(s != MAP_FAILED);
 	srand(4);
-	first = start();
+	first = start_process();
 	if (!first)
 		survivor();
 	wait_for(&s->over, 1);
 	for (uint32_t round = 1; round <= ROUNDS; round++) {
-		second = start();
+		second = start_process();
 		if (!second)
 			victim(round);
 		wait_for(&s->begun, round);
@@ -237,7 +213,7 @@ int main(void)
 	CHECK_EQ(waitpid(first, &status, 0), first);
 	CHECK_EQ(status, 0);
 	snprintf(path, sizeof(path), "%s/aiordma-%u.4", folder, (unsigned)geteuid());
-	remove_all(path);
-	remove_all(folder);
+	remove_folder(path);
+	remove_folder(folder);
 	return 0;
 }
