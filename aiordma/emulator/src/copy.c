@@ -17,9 +17,7 @@ bool sgl_grow(struct nic_sgl *s)
 	return true;
 }
 
-/* Programs poll on memory that a peer writes, and rely on two habits of the hardware: aligned 8 bytes never appear
- * half written, and of one write the last byte comes last (UCX and MPI libraries poll on a trailing flag). memmove()
- * promises neither, so the last 8 bytes are a store of their own, after the rest. */
+/* The order of the store that comes last. */
 #if defined(__SANITIZE_THREAD__)
 /* Around a store with release the sanitizer holds a lock of its own, which a fault in the store (fault_guard_copy()) would
  * leave locked for ever. */
@@ -28,6 +26,9 @@ bool sgl_grow(struct nic_sgl *s)
 #define LAST __ATOMIC_RELEASE
 #endif
 
+/* Programs poll on memory that a peer writes, and rely on two habits of the hardware: aligned 8 bytes never appear
+ * half written, and of one write the last byte comes last (UCX and MPI libraries poll on a trailing flag). memmove()
+ * promises neither, so the last 8 bytes are a store of their own, after the rest. */
 static void copy_piece(uint8_t *dst, const uint8_t *src, uint64_t len)
 {
 	uint64_t tail;

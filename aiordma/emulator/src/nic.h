@@ -125,12 +125,15 @@ bool segs_translate(const struct nic_access *, const struct nic_seg *, uint32_t 
 
 /* ---------------------------------------------------------------- CQ (cq.c) */
 
+/* What an incoming packet has as its network header: MLX5_CQE_ROCE_L3_HEADER_TYPE_* of the kernel's mlx5/device.h. */
+enum nic_l3 { L3_GRH, L3_IPV6, L3_IPV4 };
+
 struct nic_cqe {
 	uint8_t op;	   /* MLX5_CQE_* */
 	uint8_t syndrome;  /* MLX5_CQE_SYNDROME_*, of an error CQE */
 	uint8_t wqe_op;	   /* MLX5_OPCODE_*, of a requester's CQE */
 	bool solicited, grh;
-	uint8_t l3; /* what lies where a GRH would: 0 a GRH, 1 an IPv6 header, 2 an IPv4 one */
+	uint8_t l3; /* enum nic_l3 */
 	uint16_t counter;
 	uint32_t uidx, qpn, src_qpn, bytes;
 	uint32_t imm; /* as on the wire, big-endian */

@@ -74,10 +74,7 @@ static void complete_error(struct emu_qp *qp, struct nic_rx *rx, uint8_t syndrom
 	complete(qp, &rx->recv, &c);
 }
 
-/* What an incoming packet has as its network header. */
-enum l3 { L3_GRH, L3_IPV6, L3_IPV4 };
-
-static enum l3 l3_of(const struct nic_req *req)
+static enum nic_l3 l3_of(const struct nic_req *req)
 {
 	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
@@ -94,7 +91,7 @@ static void complete_receive(struct emu_qp *qp, struct nic_rx *rx, const struct 
 		.bytes = (uint32_t)(req->msg_len + extra),
 		.src_qpn = req->src_qpn,
 		.grh = extra != 0,
-		.l3 = extra ? l3_of(req) : 0,
+		.l3 = extra ? l3_of(req) : L3_GRH,
 	};
 
 	switch (req->opcode) {
