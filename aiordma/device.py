@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -540,6 +540,13 @@ class Device:
         if errors:
             raise errors[0]
 
+    def _end_all(self, ends: Iterable[Callable[[], object]]) -> None:
+        for end in list(ends):
+            try:
+                end()
+            except Exception:
+                _log.exception("closing what is left of %r", self)
+
     def close_now(self) -> None:
         """Closes everything in this thread, without a loop: for interpreter exit and for a device that was forgotten.
 
@@ -548,21 +555,13 @@ class Device:
         if self._closed or self._ending:
             return
         self._ending = True
-        for destroy in list(self.control.undelivered.values()):
-            try:
-                destroy()
-            except Exception:
-                _log.exception("closing what is left of %r", self)
+        self._end_all(self.control.undelivered.values())
         self.control.undelivered.clear()
         # An order at a time: what no child stands for any more must be gone before what it depends on.
         children = {group[0].close_order: group for group in self._in_closing_order()}
         for order in sorted({*children, *(order for order, _ in self._teardowns.values())}):
             ends = [child.close_now for child in children.get(order, ())]
-            for end in [*ends, *(end for o, end in list(self._teardowns.values()) if o == order)]:
-                try:
-                    end()
-                except Exception:
-                    _log.exception("closing what is left of %r", self)
+            self._end_all([*ends, *(end for o, end in list(self._teardowns.values()) if o == order)])
         self._teardowns.clear()
         left = self._detach()
         self._destroy(left)
