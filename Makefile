@@ -42,7 +42,8 @@ bench-instructions: build ## count the instructions of an operation, and hold th
 
 .PHONY: test
 test: tools ## run every check: lint, types, docs, C tests under sanitizers, tests, a VM's too (ARGS="-e NAME": one of them)
-	@$(TOX) $(ARGS)
+	@mkdir -p build && rm -f build/tox.json
+	@$(TOX) --result-json build/tox.json $(ARGS) || { $(VENV)/bin/python scripts/failures.py build/tox.json; exit 1; }
 
 .PHONY: docs
 docs: tools ## build the documentation into docs/_build/html

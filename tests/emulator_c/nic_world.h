@@ -31,6 +31,17 @@
 		}                                                                                        \
 	} while (0)
 
+/* A time of microseconds, by the device's clock: the least is exact, since no timer runs out early. The most is what tells
+ * a wrong unit or a retry too many from a machine that had other things to do, so it's generous. */
+#define CHECK_TIME(t, least, most)                                                                                  \
+	do {                                                                                                        \
+		unsigned long long t_ = (t);                                                                        \
+		if (t_ < (least) || t_ > (most)) {                                                                  \
+			fprintf(stderr, "%s:%d: %s is %llu us, not %d to %d\n", __FILE__, __LINE__, #t, t_, (least), (most)); \
+			abort();                                                                                    \
+		}                                                                                                   \
+	} while (0)
+
 #define ALL_ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
 /* What one application has of one device. */

@@ -430,7 +430,7 @@ static void posting_behind_one_that_waits(void)
 {
 	dc_open(2, 1);
 	tx.qp.rnr_retry = 6;
-	rx.qp.min_rnr_timer = 26; /* 82 ms, seven times */
+	rx.qp.min_rnr_timer = 28; /* 164 ms, seven times */
 	post_waiting(1);
 	for (uint8_t i = 0; i < 20; i++) {
 		post_write(i, 1);
@@ -441,7 +441,7 @@ static void posting_behind_one_that_waits(void)
 		CHECK_EQ(sent(), 0);
 	/* And for an answer. */
 	qp_state(&tx, IBV_QPS_RESET);
-	tx.qp.timeout = 14; /* 67 ms, seven times */
+	tx.qp.timeout = 16; /* 268 ms, seven times */
 	tx.qp.retry_cnt = 6;
 	qp_to_rts(&tx);
 	post_lost(MLX5_OPCODE_RDMA_WRITE, 1);

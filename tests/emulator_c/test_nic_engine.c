@@ -137,14 +137,13 @@ static bool single_cpu(void)
 	return !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) == 1;
 }
 
-/* Small messages overtake large ones of other QPs, and commands don't wait for them. */
-static void fair(void)
+/* How many small messages, each with two commands behind it, get done while four large ones of another QP are. */
+static unsigned small_ones_between_large(void)
 {
 	struct tqp a[2], b[2];
 	struct sge s, s8;
 	struct wr w, w8;
 	struct wc wc;
-	uint64_t t, longest = 0;
 	unsigned small = 0;
 
 	open_all();
@@ -166,15 +165,10 @@ static void fair(void)
 			continue;
 		}
 		small++;
-		t = monotonic_us();
 		mr_new(&other, &app, mem, 8, 0);
 		mr_free(&other);
-		t = monotonic_us() - t;
-		longest = t > longest ? t : longest;
 		qp_post(&b[0], &w8);
 	}
-	CHECK(small > 10 || single_cpu());
-	CHECK(longest < 500000);
 	cq_wait(&cq, &wc);
 	CHECK_EQ(memcmp(mem, mem + BIG, BIG), 0);
 	for (unsigned i = 0; i < 2; i++) {
@@ -182,6 +176,18 @@ static void fair(void)
 		qp_free(&b[i]);
 	}
 	close_all();
+	return small;
+}
+
+/* Small messages overtake large ones of other QPs, and commands don't wait for them. If they did it would be one for each at
+ * the most, however often this is tried; a thread that isn't let on a CPU may see few of them once. */
+static void fair(void)
+{
+	unsigned tries = single_cpu() ? 1 : 20;
+
+	while (small_ones_between_large() <= 10 && --tries)
+		;
+	CHECK(tries || single_cpu());
 }
 
 /* A key, and a QP at either end, that goes in the middle of a long message. */
@@ -201,19 +207,22 @@ static void gone_meanwhile(void)
 		mr_new(&target, &app, mem + BIG, BIG, ALL_ACCESS);
 		w = write_of(&s, BIG);
 		w.rkey = target.m.key;
-		qp_post(&q[0], &w);
-		qp_post(&q[0], &w);
+		/* More than it gets done before it has gone, even if this thread isn't let on a CPU for a while. */
+		for (unsigned i = 0; i < 16; i++)
+			qp_post(&q[0], &w);
 		usleep(2000);
 		if (what == 0) {
 			mr_free(&target);
-			cq_wait(&cq, &wc);
-			if (!wc.syndrome)
+			do
 				cq_wait(&cq, &wc);
+			while (!wc.syndrome);
 			CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
 		} else {
 			qp_free(&q[what - 1]);
 			if (what == 2) {
-				cq_wait(&cq, &wc);
+				do
+					cq_wait(&cq, &wc);
+				while (!wc.syndrome);
 				CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
 			}
 			mr_free(&target);

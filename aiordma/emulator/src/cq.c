@@ -167,7 +167,7 @@ static bool moderated(struct emu_cq *cq, uint64_t pi)
 	if (pi - cq->arm_ci >= cq->moderate_count)
 		return false;
 	if (!cq->event_due_ns)
-		cq->event_due_ns = engine_now() + cq->moderate_period * 1000ull;
+		cq->event_due_ns = engine_deadline(cq->moderate_period * 1000ull);
 	if (engine_now() >= cq->event_due_ns)
 		return false;
 	engine_timer(cq->event_due_ns);

@@ -73,6 +73,16 @@ void engine_read_clock(void)
 	e.now = now_ns();
 }
 
+/* Much may have happened since this turn's clock was read, or its thread may have been off the CPU, and what is waited for
+ * may be younger than that: a timer that began back then would run out early. */
+uint64_t engine_deadline(uint64_t ns)
+{
+	if (!this_is_it)
+		return now_ns() + ns;
+	engine_read_clock();
+	return e.now + ns;
+}
+
 /* ---------------------------------------------------------------- the lock */
 
 void emu_lock(void)
@@ -312,9 +322,9 @@ static void idle(void)
 		if (woken) {
 			/* Doorbell records are written before doorbells, so the work can be done while the thread that rang
 			 * still stands at its doorbell. */
-			e.now = now_ns();
+			engine_read_clock();
 			if (!__atomic_load_n(&e.resting, __ATOMIC_RELAXED) && (wire_poll() | scan_all()))
-				run_ready();
+				engine_run_ready();
 			idle_release_writers();
 			break;
 		}

@@ -23,7 +23,7 @@ static struct wire_flight *nth(struct nic_qp *n, uint32_t i)
 
 static uint64_t deadline(const struct emu_qp *qp)
 {
-	return qp->timeout ? engine_now() + (4096ull << (qp->timeout & 31)) : UINT64_MAX;
+	return qp->timeout ? engine_deadline(4096ull << (qp->timeout & 31)) : UINT64_MAX;
 }
 
 bool flight_room(struct emu_qp *qp)

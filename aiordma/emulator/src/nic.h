@@ -390,7 +390,8 @@ bool engine_is_this_thread(void);
 EMU_EXPORT int aiordma_emu_stepping(int on);
 EMU_EXPORT int aiordma_emu_step(void); /* 1: there was something */
 void engine_read_clock(void);
-uint64_t engine_now(void); /* read once a turn: good for timestamps and timers */
+uint64_t engine_now(void);		    /* read once a turn: good for timestamps, and to see what is due */
+uint64_t engine_deadline(uint64_t ns); /* the moment `ns` from now, by a clock that is read for it */
 
 /* scan.c: finding work that no doorbell told of */
 void scan_add_qp(struct emu_qp *);

@@ -43,7 +43,7 @@ static enum nic_step wait_rnr(struct emu_qp *qp, uint8_t timer, uint8_t *syndrom
 	begin_stall(qp, STALL_RNR, qp->rnr_retry);
 	if (qp->rnr_retry != 7 && !qp->tries--)
 		return fail(syndrome, MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR);
-	qp->deadline_ns = engine_now() + rnr_timer_10us[timer & 31] * 10000ull;
+	qp->deadline_ns = engine_deadline(rnr_timer_10us[timer & 31] * 10000ull);
 	return STEP_WAIT;
 }
 
@@ -61,7 +61,7 @@ static enum nic_step wait_ack(struct emu_qp *qp, uint8_t *syndrome)
 	/* `tries` counts the sendings that are left; this one failed when its timer ends. */
 	if (again && !qp->tries--)
 		return fail(syndrome, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
-	qp->deadline_ns = engine_now() + (4096ull << (qp->timeout & 31));
+	qp->deadline_ns = engine_deadline(4096ull << (qp->timeout & 31));
 	return STEP_WAIT;
 }
 
@@ -92,9 +92,9 @@ SELDOM_CALLED static enum nic_step wait_wire(struct emu_qp *qp, uint8_t *syndrom
 	}
 	n->wire_waits = true;
 	if (!reliable(qp))
-		n->wire_deadline = engine_now() + UNRELIABLE_NS;
+		n->wire_deadline = engine_deadline(UNRELIABLE_NS);
 	else
-		n->wire_deadline = qp->timeout ? engine_now() + (4096ull << (qp->timeout & 31)) : UINT64_MAX;
+		n->wire_deadline = qp->timeout ? engine_deadline(4096ull << (qp->timeout & 31)) : UINT64_MAX;
 	qp->deadline_ns = n->wire_deadline;
 	return STEP_WAIT;
 }
