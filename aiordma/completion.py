@@ -21,8 +21,7 @@ from aiordma.errors import ClosedError, DeviceFatalError, UsageError
 
 __all__ = ["Completion", "CompletionEngine"]
 
-SEND_DEPTH = 4096
-RECV_DEPTH = 4096
+DEFAULT_CQ_DEPTH = 4096
 
 
 class _Watched:
@@ -38,15 +37,18 @@ class CompletionEngine:
 
     It makes CQs as QPs need them, each large enough for every work request of its QPs. ``statistics()`` has the
     counters of each. ``spin_us``: before a task parks, its CQ is polled for up to so many microseconds (seldom,
-    while spinning doesn't help); 0 turns that off.
+    while spinning doesn't help); 0 turns that off. ``cq_depth``: entries of the first CQ of each role.
     """
 
-    def __init__(self, control: Control, context: Any, context_address: int, max_cqe: int, spin_us: float) -> None:
+    def __init__(
+        self, control: Control, context: Any, context_address: int, max_cqe: int, spin_us: float, cq_depth: int
+    ) -> None:
         self._control = control
         self._context = context
         self._context_address = context_address
         self._max_cqe = max_cqe
         self._spin_us = spin_us
+        self._cq_depth = cq_depth
         self._table = QueueTable()
         self._cqs: dict[str, list[_Watched]] = {"send": [], "recv": []}
         self._growing: dict[str, Signal] = {}
@@ -68,9 +70,8 @@ class CompletionEngine:
                 f"{'max_send_wr' if role == 'send' else 'max_recv_wr or max_wr'} of {entries}: the device's CQs have at most "
                 f"{self._max_cqe} entries"
             )
-        default = SEND_DEPTH if role == "send" else RECV_DEPTH
         # Doubled each time, so that a thousand QPs have a few CQs and not a hundred.
-        depth = min(self._max_cqe, max(default << min(len(self._cqs[role]), 8), entries))
+        depth = min(self._max_cqe, max(self._cq_depth << min(len(self._cqs[role]), 8), entries))
         grown = self._growing[role] = Signal(self._control.hooks)
         try:
             queue = await self.create(role, depth)
@@ -179,6 +180,15 @@ def check_spin(spin_us: float) -> None:
     spin_us = whole(spin_us)
     if not isinstance(spin_us, int | float) or not 0 <= spin_us <= 10_000:
         raise UsageError(f"spin_us: 0 to 10000 microseconds, not {spin_us!r}")
+
+
+def depth_of_cqs(asked: int | None, max_cqe: int, name: str) -> int:
+    """Entries of the first CQs; :class:`UsageError` where the device can't have what was asked for."""
+    if asked is None:
+        return min(DEFAULT_CQ_DEPTH, max_cqe)
+    if not 1 <= asked <= max_cqe:
+        raise UsageError(f"cq_depth: 1 to {max_cqe} entries, which is what {name} can have, not {asked!r}")
+    return asked
 
 
 def device_fatal(name: str) -> DeviceFatalError:

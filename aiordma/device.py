@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import logging
 import os
 import sys
@@ -11,12 +10,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, NoReturn, Self, TypeVar
 
 from aiordma import _backends, _control, _pyverbs, memory, qp, srq
 from aiordma._offload import Control, Pending, in_thread, until
+from aiordma._opening import DeviceInfo, list_devices, open_verbs
 from aiordma._owned import Owned
 from aiordma._values import whole
 from aiordma._waitable import Signal, after_fork_in_child, no_copy
@@ -25,37 +24,19 @@ from aiordma.completion import CompletionEngine, check_spin, device_fatal
 from aiordma.errors import (
     ClosedError,
     CompletionQueueError,
-    DeviceNotFoundError,
     UsageError,
     WrongLoopError,
 )
 from aiordma.events import AsyncEvent, Events, EventType
-from aiordma.gid import Gid, GidType, choose
+from aiordma.gid import Gid
 
 __all__ = ["Device", "DeviceInfo", "list_devices", "open_device"]
 
 _log = logging.getLogger("aiordma")
 
-_PORT_ACTIVE = 4  # enum ibv_port_state
-_MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
-_LINK_ETHERNET = 2
 # A QP that got one of them is in the error state (ibv_get_async_event(3)).
 _QP_ERRORS = (EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR)
-EMULATED = "emulated"
-DEVICE_VARIABLE = "AIORDMA_DEVICE"
 DEFAULT_SPIN_US = 20.0
-
-_attaching = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """One RDMA device: its verbs ``name``, its node GUID in hexadecimal, and whether it's an emulated one."""
-
-    name: str
-    guid: str
-    is_emulated: bool
-
 
 Made = TypeVar("Made")
 _SRQ = srq.SharedReceiveQueue
@@ -75,87 +56,6 @@ def _weak_call(method: Callable[[], object]) -> Callable[[], object]:
             found()
 
     return call
-
-
-def _kernel_devices() -> list[str]:
-    """Names of the kernel's verbs devices. libibverbs isn't asked: it would remember the answer."""
-    names = []
-    for entry in sorted(Path("/sys/class/infiniband_verbs").glob("uverbs*")):
-        try:
-            names.append((entry / "ibdev").read_text().strip())
-        except OSError:  # unplugged between the two system calls
-            continue
-    return names
-
-
-def _emulator() -> Any:
-    from aiordma import emulator
-
-    return emulator
-
-
-def _preloaded() -> bool:
-    return "aiordma_emulator" in os.environ.get("LD_PRELOAD", "")
-
-
-def _is_emulated() -> bool:
-    return _preloaded() or bool(_emulator().is_attached())
-
-
-def list_devices() -> list[DeviceInfo]:
-    """The devices that :func:`open_device` can open by name.
-
-    Those of the kernel; once the emulated NIC is attached (or the program runs under ``aiordma emulate``), the emulated
-    ones instead. Empty where there are none: the emulated NIC isn't attached by asking. Takes a millisecond or so.
-    """
-    if not _is_emulated() and not _kernel_devices():
-        return []
-    emulated = _is_emulated()
-    found = _pyverbs.module("device").get_device_list()
-    return [
-        DeviceInfo(
-            device.name.decode(),
-            f"{int(device.guid):016x}" if not isinstance(device.guid, str) else device.guid,
-            emulated,
-        )
-        for device in found or []
-    ]
-
-
-def _choose_device(name: str | None) -> str:
-    """The name of the device to open, the emulated NIC attached where that's what it is. In a worker thread."""
-    wanted = name if name is not None else os.environ.get(DEVICE_VARIABLE) or None
-    if wanted is not None and wanted.partition(":")[0] == EMULATED:
-        if not _is_emulated():
-            _emulator().attach()
-        wanted = wanted.partition(":")[2] or None
-    elif wanted is None and not _is_emulated() and not _kernel_devices():
-        with _attaching:  # devices that are opened at the same time say it once
-            if not _is_emulated():
-                _log.warning(
-                    "no RDMA device on this machine: running on aiordma's emulated NIC (name a device, or set %s, to choose)",
-                    DEVICE_VARIABLE,
-                )
-                _emulator().attach()
-    names = [info.name for info in list_devices()]
-    if wanted is None:
-        if not names:
-            raise DeviceNotFoundError(
-                "no RDMA device: libibverbs lists none (is the provider installed and permitted?)"
-            )
-        return names[0]
-    if wanted not in names:
-        there = ", ".join(names) if names else "none"
-        hint = "" if _is_emulated() else f' For the emulated NIC ask for "{EMULATED}".'
-        raise DeviceNotFoundError(f"no RDMA device {wanted!r}; there are: {there}.{hint}")
-    return wanted
-
-
-def find_devices() -> str:
-    """In a worker thread: the name of the device that :func:`open_device` opens by itself, the emulated NIC attached where
-    it's that. After it other libraries find devices too.
-    """
-    return _choose_device(None)
 
 
 class Device:
@@ -189,7 +89,9 @@ class Device:
         self._thread = threading.get_ident()
         self._async_fd = _control.async_fd(self.context_address)
         os.set_blocking(self._async_fd, False)
-        self.engine = CompletionEngine(control, self._context, self.context_address, facts["max_cqe"], facts["spin_us"])
+        self.engine = CompletionEngine(
+            control, self._context, self.context_address, facts["max_cqe"], facts["spin_us"], facts["cq_depth"]
+        )
         self._watch = control.backend.watch(self._async_fd, _weak_call(self._on_async_event))
         _open_devices.add(self)
 
@@ -611,7 +513,12 @@ class Device:
 
 
 def open_device(
-    name: str | None = None, *, port: int = 1, gid_index: int | None = None, spin_us: float = DEFAULT_SPIN_US
+    name: str | None = None,
+    *,
+    port: int = 1,
+    gid_index: int | None = None,
+    spin_us: float = DEFAULT_SPIN_US,
+    cq_depth: int | None = None,
 ) -> Pending[Device]:
     """Opens a device, off the loop: ``device = await aiordma.open_device()``, or ``async with``.
 
@@ -621,13 +528,20 @@ def open_device(
     emulated in its place. ``port`` from 1. ``gid_index``: the entry of the GID table to use, else the best is chosen
     (routable RoCE v2 first). ``spin_us``: see :attr:`Device.spin_us`.
 
-    Raises :class:`DeviceNotFoundError`, :class:`ProviderError`, :class:`GidError`, :class:`VerbsError`.
+    ``cq_depth``: entries of the completion queue that QPs' sends have in common, and of the one for their receives; None:
+    4096, or what the device can have. A QP takes as many as its queue has work requests. When none are left, the next
+    QP brings another CQ, of twice the depth; one that's large enough for all QPs is the only one.
+
+    Raises :class:`DeviceNotFoundError`, :class:`ProviderError`, :class:`GidError`, :class:`UsageError`,
+    :class:`VerbsError`.
     """
     control = Control(_backends.current())
-    return Pending(control, _open(control, name, port, gid_index, spin_us), dispose=True)
+    return Pending(control, _open(control, name, port, gid_index, spin_us, cq_depth), dispose=True)
 
 
-async def _open(control: Control, name: str | None, port: int, gid_index: int | None, spin_us: float) -> Device:
+async def _open(
+    control: Control, name: str | None, port: int, gid_index: int | None, spin_us: float, cq_depth: int | None
+) -> Device:
     check_spin(spin_us)
     if name is not None and not isinstance(name, str):
         raise UsageError(f"open_device: name is text, not {name!r}")
@@ -636,99 +550,11 @@ async def _open(control: Control, name: str | None, port: int, gid_index: int | 
         raise UsageError(f"open_device: port is a number from 1, not {port!r}")
     if gid_index is not None and not isinstance(gid_index, int):
         raise UsageError(f"open_device: gid_index is a number, not {gid_index!r}")
-    chosen, facts = await in_thread(control, _open_verbs, name, port, gid_index)
+    cq_depth = whole(cq_depth)
+    if cq_depth is not None and not isinstance(cq_depth, int):
+        raise UsageError(f"open_device: cq_depth is a number of entries, not {cq_depth!r}")
+    chosen, facts = await in_thread(control, open_verbs, name, port, gid_index, cq_depth)
     return Device(control, chosen, {**facts, "spin_us": spin_us})
-
-
-def _open_verbs(name: str | None, port: int, gid_index: int | None) -> tuple[str, dict[str, Any]]:
-    chosen = _choose_device(name)
-    context = _open_context(chosen)
-    try:
-        facts = _facts(context, chosen, port, gid_index)
-    except BaseException:
-        try:
-            context.close()
-        except Exception:
-            _pyverbs.keep(context)
-        raise
-    return chosen, facts
-
-
-def _open_context(name: str) -> Any:
-    """The pyverbs Context; an Mlx5Context with DEVX where the device has it and the kernel allows it."""
-    if _control.mlx5_supported(name.encode()):
-        module = _pyverbs.module("providers.mlx5.mlx5dv")
-        flags = _pyverbs.module("providers.mlx5.mlx5_enums").MLX5DV_CONTEXT_FLAGS_DEVX
-        try:
-            return module.Mlx5Context(module.Mlx5DVContextAttr(flags=flags), name)
-        except Exception as e:
-            # DEVX needs a capability of the process or of the device; everything else works without it.
-            _log.debug("%s: opening without DEVX (%s)", name, e)
-    try:
-        return _pyverbs.module("device").Context(name=name)
-    except Exception as e:
-        raise _pyverbs.translate(e, "ibv_open_device", name) from e
-
-
-def _mlx5_facts(context: Any) -> Any:
-    """The pyverbs Mlx5DVContext (mlx5dv_query_device(3)), or None for another provider's device or without DEVX."""
-    query = getattr(context, "query_mlx5_device", None)
-    return None if query is None else query()
-
-
-def _facts(context: Any, name: str, port: int, gid_index: int | None) -> dict[str, Any]:
-    try:
-        attributes = context.query_device()
-        if not 1 <= port <= attributes.phys_port_cnt:
-            raise UsageError(f"port {port}: {name} has ports 1 to {attributes.phys_port_cnt}")
-        port_attributes = context.query_port(port)
-    except UsageError:
-        raise
-    except Exception as e:
-        raise _pyverbs.translate(e, "ibv_query_port", f"{name} port {port}") from e
-    gids = _query_gids(context, port, port_attributes.gid_tbl_len)
-    ethernet = port_attributes.link_layer == _LINK_ETHERNET
-    gid = choose(gids, gid_index) if ethernet or gids or gid_index is not None else None
-    if port_attributes.state != _PORT_ACTIVE:
-        _log.warning(
-            "%s port %d is not active (state %d): connections will time out", name, port, port_attributes.state
-        )
-    try:
-        pd = _pyverbs.module("pd").PD(context)
-    except Exception as e:
-        raise _pyverbs.translate(e, "ibv_alloc_pd", name) from e
-    context_address = _control.context_address(context)
-    return {
-        "context": context,
-        "pd": pd,
-        "context_address": context_address,
-        "pd_address": _control.pd_address(pd, context_address),
-        "attributes": attributes,
-        "port": port,
-        "lid": port_attributes.lid,
-        "gids": gids,
-        "gid": gid,
-        "active_mtu": _MTU_BYTES.get(port_attributes.active_mtu, 1024),
-        "max_message": port_attributes.max_msg_sz,
-        "max_cqe": attributes.max_cqe,
-        "emulated": _is_emulated(),
-        "mlx5": _mlx5_facts(context),
-        "iwarp": _control.is_iwarp(context_address),
-    }
-
-
-def _query_gids(context: Any, port: int, entries: int) -> list[Gid]:
-    gids = []
-    for index in range(entries):
-        try:
-            entry = context.query_gid_ex(port, index)
-            gid = context.query_gid(port, index)
-        except Exception:
-            continue  # an empty entry: ibv_query_gid_ex(3) answers ENODATA
-        raw = ipaddress.IPv6Address(gid.gid).packed
-        if any(raw):
-            gids.append(Gid(index, raw, GidType(entry.gid_type)))
-    return gids
 
 
 # ---------------------------------------------------------------- exit and fork

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiordma import emulator
-from aiordma.device import DEVICE_VARIABLE, EMULATED, Device, list_devices
+from aiordma._opening import DEVICE_VARIABLE, EMULATED, list_devices
+from aiordma.device import Device
 from aiordma.qp import QueuePair
 
 __all__ = ["Ledger", "RdmaPair", "connected_pair", "device_name", "is_emulated_name", "open_objects"]

@@ -79,6 +79,7 @@ def measure(bench: Bench, settings: Settings, only: list[str]) -> dict[str, Any]
         progress("starting " + ", ".join(case.name for case in group))
         outcomes = run_together(group, bench, settings, share, progress)
         progress("")
+        keys.update(results.across(outcomes))
         for outcome in outcomes:
             name = outcome.case.name
             keys.update(results.numbers(outcome))

@@ -319,11 +319,16 @@ def _scale(f: Field) -> Iterator[Case]:
             ],
             group="qps",
         )
-    yield Case(
-        "regions_10000",
-        "RDMA write of 8 B, 16 outstanding, 1000 queue pairs and 10,000 memory regions in turn",
-        list(f.aiordma("regions", 8, 16, 1000, spins=(SPIN_US,))),
-    )
+    for workload, of_what in (("regions", "memory regions"), ("pages", "memory regions, each on a page of its own,")):
+        yield Case(
+            f"{workload}_10000",
+            f"RDMA write of 8 B, 16 outstanding, 1000 queue pairs and 10,000 {of_what} in turn",
+            [
+                f.c("c_verbs", "verbs", workload, 8, 16, 1000),
+                *f.aiordma(workload, 8, 16, 1000, spins=(SPIN_US,)),
+            ],
+            group="qps",
+        )
     for tasks in (1, 16, 64, 256):
         yield Case(
             f"tasks_{tasks}",

@@ -39,6 +39,21 @@ def numbers(outcome: Outcome) -> dict[str, float]:
     return {key: round(float(value), 4) for key, value in keys.items()}
 
 
+def across(outcomes: list[Outcome]) -> dict[str, float]:
+    """Of workloads that were measured together: each contender's time, as a multiple of its own in the first of them.
+    ``<workload>.<contender>.to_<first>`` is the median of the rounds' ratios, ``_best`` the ratio of the best rounds."""
+    keys: dict[str, float] = {}
+    first = outcomes[0]
+    for outcome in outcomes[1:]:
+        for measured in outcome.measured:
+            before = by_name(first, measured.contender.name)
+            if before is not None and (found := ratios(measured, before)):
+                name = f"{outcome.case.name}.{measured.contender.name}.to_{first.case.name}"
+                keys[name] = round(float(np.median(found)), 4)
+                keys[f"{name}_best"] = round(min(measured.ns) / min(before.ns), 4)
+    return keys
+
+
 def ratios(one: Measured, other: Measured) -> list[float]:
     """Of each round that both took part in."""
     there = dict(zip(other.rounds, other.ns, strict=True))

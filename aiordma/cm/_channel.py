@@ -10,8 +10,8 @@ from typing import Any
 from aiordma import _backends, _cm
 from aiordma._backends import Watch
 from aiordma._offload import Control, Pending, in_thread, in_use, unused, using
+from aiordma._opening import find_devices
 from aiordma.cm._shared import Lease, share
-from aiordma.device import find_devices
 from aiordma.errors import DeviceNotFoundError, UnsupportedError, VerbsError
 
 __all__ = ["Channel", "CmEvent", "channel"]

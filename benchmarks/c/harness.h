@@ -26,6 +26,8 @@
 
 #define PORT 1
 #define POLL 32
+#define LINE 64
+#define PAGE 4096
 #define INLINE 64 /* as aiordma's default: what is no longer goes inline, except in batches */
 #define UNUSED __attribute__((unused))
 
@@ -109,7 +111,7 @@ UNUSED static void open_device(void)
 
 static void *page_aligned(size_t bytes)
 {
-	void *found = aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+	void *found = aligned_alloc(PAGE, (bytes + PAGE - 1) & ~(size_t)(PAGE - 1));
 
 	if (!found)
 		die("aligned_alloc");

@@ -3,6 +3,7 @@
  *
  *   write      WINDOW in flight, each signalled, a new one for each that completes
  *   turns      the same, where QPS queue pairs take turns
+ *   regions    the same, and ten times as many memory regions of SIZE take turns too; pages: each region on a page of its own
  *   batch      WINDOW at a time with one doorbell, the last one signalled
  *   write2     as write, to another process
  *   target     that other process
@@ -13,6 +14,8 @@ static struct ibv_cq *cq;
 static struct ibv_qp **qps;
 static struct ibv_sge sge;
 static struct ibv_send_wr *wrs;
+static struct ibv_sge *regions; /* `nregions` of them */
+static unsigned nregions;
 
 static void set_up_qps(unsigned n, bool pairs)
 {
@@ -47,6 +50,24 @@ static void set_up_requests(uint64_t addr, uint32_t rkey, bool batch)
 	}
 }
 
+/* `apart` bytes from the beginning of one to the next one's, at least SIZE. */
+static void set_up_regions(unsigned apart)
+{
+	unsigned char *memory;
+
+	nregions = 10 * options.qps;
+	memory = page_aligned((size_t)nregions * apart);
+	regions = calloc(nregions, sizeof(*regions));
+	for (unsigned i = 0; regions && i < nregions; i++) {
+		unsigned char *at = memory + (size_t)i * apart;
+		struct ibv_mr *mr = ibv_reg_mr(pd, at, options.size, IBV_ACCESS_LOCAL_WRITE);
+
+		if (!mr)
+			die("ibv_reg_mr");
+		regions[i] = (struct ibv_sge){ .addr = (uintptr_t)at, .length = options.size, .lkey = mr->lkey };
+	}
+}
+
 static void post(struct ibv_qp *qp)
 {
 	struct ibv_send_wr *bad;
@@ -65,10 +86,14 @@ static unsigned one_at_a_time(unsigned ops)
 
 static unsigned windowed(unsigned ops)
 {
-	unsigned posted = 0, done = 0, turn = 0;
+	unsigned posted = 0, done = 0, turn = 0, region = 0;
 
 	while (done < ops) {
 		for (; posted < ops && posted - done < options.window; posted++) {
+			if (nregions) {
+				wrs->sg_list = &regions[region];
+				region = region + 1 == nregions ? 0 : region + 1;
+			}
 			post(qps[turn]);
 			turn = turn + 1 == options.qps ? 0 : turn + 1;
 		}
@@ -91,13 +116,14 @@ static unsigned batches(unsigned ops)
 
 int main(int argc, char **argv)
 {
-	bool batch, two, here;
+	bool batch, two, here, many;
 
 	parse(argc, argv);
 	batch = workload_is("batch");
 	two = workload_is("write2");
+	many = workload_is("regions") || workload_is("pages");
 	here = !two && !workload_is("target");
-	if (here && !batch && !workload_is("write") && !workload_is("turns"))
+	if (here && !batch && !many && !workload_is("write") && !workload_is("turns"))
 		return unknown_workload();
 	open_device();
 	make_memory(options.size, options.size);
@@ -110,6 +136,8 @@ int main(int argc, char **argv)
 		set_up_requests(offer.addr, offer.rkey, false);
 	} else {
 		set_up_requests((uintptr_t)target, target_mr->rkey, batch);
+		if (many)
+			set_up_regions(workload_is("pages") ? PAGE : LINE);
 	}
 	return serve(batch ? batches : options.window == 1 ? one_at_a_time : windowed);
 }

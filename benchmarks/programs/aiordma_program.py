@@ -2,7 +2,7 @@
 
 write      WINDOW in flight, each awaited, a new one for each that completes
 turns      the same, where QPS queue pairs take turns
-regions    the same, and ten times as many memory regions take turns too
+regions    the same, and ten times as many memory regions of SIZE take turns too; pages: each region on a page of its own
 batch      WINDOW at a time with one doorbell and one Completion; repost: built once, posted again and again
 tasks      WINDOW tasks, each awaiting one write at a time
 write2     as write, to another process; target is that other process
@@ -40,7 +40,8 @@ import aiordma
 from aiordma import mlx5
 
 Runner = Callable[[int], Awaitable[int]]
-REGION = 4096
+LINE, PAGE = 64, 4096  # bytes
+MANY = 1 << 17  # entries of a CQ: room for a thousand queue pairs and their peers
 ROW, PITCH = 256, 1024  # of the strided block, as benchmarks/c/strided.c
 
 
@@ -105,16 +106,13 @@ def windowed_on_one(write: Any, local: Any, remote: Any, window: int) -> Runner:
 
 
 def windowed_writes(qps: list[Any], locals_: list[Any], remote: Any, window: int) -> Runner:
-    if len(qps) == len(locals_) == 1:
-        return windowed_on_one(qps[0].rdma_write, locals_[0], remote, window)
-
     async def run(ops: int) -> int:
         flying: deque[Any] = deque()
-        writes, n, m = [qp.rdma_write for qp in qps], len(qps), len(locals_)
+        n, m = len(qps), len(locals_)
         for i in range(ops):
             if i >= window:
                 await flying.popleft()
-            flying.append(writes[i % n](locals_[i % m], remote))
+            flying.append(qps[i % n].rdma_write(locals_[i % m], remote))
         while flying:
             await flying.popleft()
         return ops
@@ -132,23 +130,35 @@ async def write(device: aiordma.Device, o: Options) -> None:
         if o.window == 1:
             await protocol.serve_async(one_at_a_time(qps[0], local, remote), lambda: qps[0].rdma_write(local, remote))
         else:
-            await protocol.serve_async(windowed_writes(qps[: o.qps], [local], remote, o.window))
+            await protocol.serve_async(windowed_on_one(qps[0].rdma_write, local, remote, o.window))
 
 
-turns = write
+async def turns(device: aiordma.Device, o: Options) -> None:
+    async with (
+        device.reg_mr(protocol.memory(o.size)) as source,
+        device.reg_mr(protocol.memory(o.size)) as target,
+        connected(device, o) as qps,
+    ):
+        local, remote = source[0 : o.size], target.remote()[0 : o.size]
+        await protocol.serve_async(windowed_writes(qps[: o.qps], [local], remote, o.window))
 
 
-async def regions(device: aiordma.Device, o: Options) -> None:
-    buffer = memoryview(protocol.memory(REGION * 10 * o.qps))
+async def regions(device: aiordma.Device, o: Options, apart: int = LINE) -> None:
+    """``apart``: bytes from a region's beginning to the next one's, at least SIZE."""
+    buffer = memoryview(protocol.memory(apart * 10 * o.qps))
     async with (
         AsyncExitStack() as stack,
         device.reg_mr(protocol.memory(o.size)) as target,
         connected(device, o) as qps,
     ):
-        pieces = [buffer[i : i + REGION] for i in range(0, len(buffer), REGION)]
+        pieces = [buffer[i : i + o.size] for i in range(0, len(buffer), apart)]
         sources = [await stack.enter_async_context(device.reg_mr(piece)) for piece in pieces]
         locals_, remote = [source[0 : o.size] for source in sources], target.remote()[0 : o.size]
         await protocol.serve_async(windowed_writes(qps[: o.qps], locals_, remote, o.window))
+
+
+async def pages(device: aiordma.Device, o: Options) -> None:
+    await regions(device, o, PAGE)
 
 
 async def batch(device: aiordma.Device, o: Options) -> None:
@@ -454,11 +464,13 @@ async def waiting(device: aiordma.Device, o: Options) -> None:
         await protocol.answer_async(measure)
 
 
-WORKLOADS = {"turns": turns, "copy": copy} | {
+WORKLOADS = {"copy": copy} | {
     f.__name__: f
     for f in (
         write,
+        turns,
         regions,
+        pages,
         batch,
         repost,
         tasks,
@@ -479,7 +491,9 @@ WORKLOADS = {"turns": turns, "copy": copy} | {
 
 
 async def main(o: Options, spin_us: float) -> None:
-    async with aiordma.open_device(o.device, spin_us=spin_us) as device:
+    # A few queue pairs or a thousand: they take turns on one CQ, the same in each case.
+    cq_depth = MANY if o.workload in ("turns", "regions", "pages") else None
+    async with aiordma.open_device(o.device, spin_us=spin_us, cq_depth=cq_depth) as device:
         await WORKLOADS[o.workload](device, o)
 
 

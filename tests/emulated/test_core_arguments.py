@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from emulated.core import DEVICE, OTHER_DEVICE, Pair, connect, connected, open_pair
+from emulated.core import DEVICE, OTHER_DEVICE, Pair, connect, connected, object_counts, open_pair
 from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.wr import SGE, SendWR
 
@@ -382,6 +382,32 @@ async def test_a_spin_budget_out_of_range_is_refused_before_and_after_there_are_
                 device.spin_us = value
             assert device.spin_us == 3
             await p.check()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1 << 40, 2.5, "many"])
+async def test_a_depth_of_cqs_that_the_device_can_not_have_is_refused_and_nothing_is_opened(value: Any) -> None:
+    before = object_counts()
+    with pytest.raises(UsageError, match="cq_depth"):
+        await aiordma.open_device(DEVICE, cq_depth=value)
+    assert object_counts() == before
+
+
+@pytest.mark.parametrize("depth", [1, 64, 40 * 16])
+async def test_a_cq_with_room_for_all_qps_is_the_only_one_and_smaller_ones_are_followed_by_others(depth: int) -> None:
+    sizes = {"max_send_wr": 16, "max_recv_wr": 16}
+    async with aiordma.open_device(DEVICE, cq_depth=depth) as device:
+        async with connected(device, **sizes) as first:
+            more = [await device.create_qp(**sizes) for _ in range(36)]
+            async with connected(device, **sizes) as last:
+                for role, cqs in device.statistics()["completion_queues"].items():
+                    capacities = [cq["capacity"] for cq in cqs]
+                    assert sum(capacities) >= 40 * 16
+                    assert all(capacity >= depth << n for n, capacity in enumerate(capacities)), role
+                    assert (len(cqs) == 1) == (capacities[0] >= 40 * 16), role
+                await first.check()
+                await last.check()
+            for qp in more:
+                await qp.close()
 
 
 async def test_a_queue_that_somebody_else_filled_is_an_error_that_says_so_and_nothing_hangs() -> None:

@@ -118,13 +118,13 @@ def _failure(e: BaseException) -> dict[str, Any]:
 
 def _device(name: str, ports: list[int]) -> None:
     from aiordma import mlx5  # noqa: F401  # whatever takes time to import is imported before the clock starts
-    from aiordma.device import _open_context
+    from aiordma._opening import open_context
 
     importlib.import_module("pyverbs.providers.mlx5.mlx5dv")
     _say("started")
     _say("opening")
     try:
-        context = _open_context(name)
+        context = open_context(name)
     except Exception as e:
         _say("opened", **_failure(e))
         return

@@ -1,0 +1,211 @@
+"""Finding the verbs devices that there are, and opening one: a context, a protection domain, and what they tell."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiordma import _control, _pyverbs
+from aiordma.completion import depth_of_cqs
+from aiordma.errors import DeviceNotFoundError, UsageError
+from aiordma.gid import Gid, GidType, choose
+
+__all__ = ["DEVICE_VARIABLE", "EMULATED", "DeviceInfo", "find_devices", "list_devices", "open_context", "open_verbs"]
+
+EMULATED = "emulated"
+DEVICE_VARIABLE = "AIORDMA_DEVICE"
+
+_log = logging.getLogger("aiordma")
+_attaching = threading.Lock()
+_PORT_ACTIVE = 4  # enum ibv_port_state
+_MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
+_LINK_ETHERNET = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One RDMA device: its verbs ``name``, its node GUID in hexadecimal, and whether it's an emulated one."""
+
+    name: str
+    guid: str
+    is_emulated: bool
+
+
+def _kernel_devices() -> list[str]:
+    """Names of the kernel's verbs devices. libibverbs isn't asked: it would remember the answer."""
+    names = []
+    for entry in sorted(Path("/sys/class/infiniband_verbs").glob("uverbs*")):
+        try:
+            names.append((entry / "ibdev").read_text().strip())
+        except OSError:  # unplugged between the two system calls
+            continue
+    return names
+
+
+def _emulator() -> Any:
+    from aiordma import emulator
+
+    return emulator
+
+
+def _preloaded() -> bool:
+    return "aiordma_emulator" in os.environ.get("LD_PRELOAD", "")
+
+
+def _is_emulated() -> bool:
+    return _preloaded() or bool(_emulator().is_attached())
+
+
+def list_devices() -> list[DeviceInfo]:
+    """The devices that :func:`open_device` can open by name.
+
+    Those of the kernel; once the emulated NIC is attached (or the program runs under ``aiordma emulate``), the emulated
+    ones instead. Empty where there are none: the emulated NIC isn't attached by asking. Takes a millisecond or so.
+    """
+    if not _is_emulated() and not _kernel_devices():
+        return []
+    emulated = _is_emulated()
+    found = _pyverbs.module("device").get_device_list()
+    return [
+        DeviceInfo(
+            device.name.decode(),
+            f"{int(device.guid):016x}" if not isinstance(device.guid, str) else device.guid,
+            emulated,
+        )
+        for device in found or []
+    ]
+
+
+def _choose_device(name: str | None) -> str:
+    """The name of the device to open, the emulated NIC attached where that's what it is. In a worker thread."""
+    wanted = name if name is not None else os.environ.get(DEVICE_VARIABLE) or None
+    if wanted is not None and wanted.partition(":")[0] == EMULATED:
+        if not _is_emulated():
+            _emulator().attach()
+        wanted = wanted.partition(":")[2] or None
+    elif wanted is None and not _is_emulated() and not _kernel_devices():
+        with _attaching:  # devices that are opened at the same time say it once
+            if not _is_emulated():
+                _log.warning(
+                    "no RDMA device on this machine: running on aiordma's emulated NIC (name a device, or set %s, to choose)",
+                    DEVICE_VARIABLE,
+                )
+                _emulator().attach()
+    names = [info.name for info in list_devices()]
+    if wanted is None:
+        if not names:
+            raise DeviceNotFoundError(
+                "no RDMA device: libibverbs lists none (is the provider installed and permitted?)"
+            )
+        return names[0]
+    if wanted not in names:
+        there = ", ".join(names) if names else "none"
+        hint = "" if _is_emulated() else f' For the emulated NIC ask for "{EMULATED}".'
+        raise DeviceNotFoundError(f"no RDMA device {wanted!r}; there are: {there}.{hint}")
+    return wanted
+
+
+def find_devices() -> str:
+    """In a worker thread: the name of the device that :func:`open_device` opens by itself, the emulated NIC attached where
+    it's that. After it other libraries find devices too.
+    """
+    return _choose_device(None)
+
+
+def open_verbs(name: str | None, port: int, gid_index: int | None, cq_depth: int | None) -> tuple[str, dict[str, Any]]:
+    """In a worker thread: the name of the device, and what :class:`aiordma.Device` is made of."""
+    chosen = _choose_device(name)
+    context = open_context(chosen)
+    try:
+        facts = _facts(context, chosen, port, gid_index, cq_depth)
+    except BaseException:
+        try:
+            context.close()
+        except Exception:
+            _pyverbs.keep(context)
+        raise
+    return chosen, facts
+
+
+def open_context(name: str) -> Any:
+    """The pyverbs Context; an Mlx5Context with DEVX where the device has it and the kernel allows it."""
+    if _control.mlx5_supported(name.encode()):
+        module = _pyverbs.module("providers.mlx5.mlx5dv")
+        flags = _pyverbs.module("providers.mlx5.mlx5_enums").MLX5DV_CONTEXT_FLAGS_DEVX
+        try:
+            return module.Mlx5Context(module.Mlx5DVContextAttr(flags=flags), name)
+        except Exception as e:
+            # DEVX needs a capability of the process or of the device; everything else works without it.
+            _log.debug("%s: opening without DEVX (%s)", name, e)
+    try:
+        return _pyverbs.module("device").Context(name=name)
+    except Exception as e:
+        raise _pyverbs.translate(e, "ibv_open_device", name) from e
+
+
+def _mlx5_facts(context: Any) -> Any:
+    """The pyverbs Mlx5DVContext (mlx5dv_query_device(3)), or None for another provider's device or without DEVX."""
+    query = getattr(context, "query_mlx5_device", None)
+    return None if query is None else query()
+
+
+def _facts(context: Any, name: str, port: int, gid_index: int | None, cq_depth: int | None) -> dict[str, Any]:
+    try:
+        attributes = context.query_device()
+        if not 1 <= port <= attributes.phys_port_cnt:
+            raise UsageError(f"port {port}: {name} has ports 1 to {attributes.phys_port_cnt}")
+        depth = depth_of_cqs(cq_depth, attributes.max_cqe, name)
+        port_attributes = context.query_port(port)
+    except UsageError:
+        raise
+    except Exception as e:
+        raise _pyverbs.translate(e, "ibv_query_port", f"{name} port {port}") from e
+    gids = _query_gids(context, port, port_attributes.gid_tbl_len)
+    ethernet = port_attributes.link_layer == _LINK_ETHERNET
+    gid = choose(gids, gid_index) if ethernet or gids or gid_index is not None else None
+    if port_attributes.state != _PORT_ACTIVE:
+        _log.warning(
+            "%s port %d is not active (state %d): connections will time out", name, port, port_attributes.state
+        )
+    try:
+        pd = _pyverbs.module("pd").PD(context)
+    except Exception as e:
+        raise _pyverbs.translate(e, "ibv_alloc_pd", name) from e
+    context_address = _control.context_address(context)
+    return {
+        "context": context,
+        "pd": pd,
+        "context_address": context_address,
+        "pd_address": _control.pd_address(pd, context_address),
+        "attributes": attributes,
+        "port": port,
+        "lid": port_attributes.lid,
+        "gids": gids,
+        "gid": gid,
+        "active_mtu": _MTU_BYTES.get(port_attributes.active_mtu, 1024),
+        "max_message": port_attributes.max_msg_sz,
+        "max_cqe": attributes.max_cqe,
+        "cq_depth": depth,
+        "emulated": _is_emulated(),
+        "mlx5": _mlx5_facts(context),
+        "iwarp": _control.is_iwarp(context_address),
+    }
+
+
+def _query_gids(context: Any, port: int, entries: int) -> list[Gid]:
+    gids = []
+    for index in range(entries):
+        try:
+            entry = context.query_gid_ex(port, index)
+            gid = context.query_gid(port, index)
+        except Exception:
+            continue  # an empty entry: ibv_query_gid_ex(3) answers ENODATA
+        raw = ipaddress.IPv6Address(gid.gid).packed
+        if any(raw):
+            gids.append(Gid(index, raw, GidType(entry.gid_type)))
+    return gids
