@@ -77,18 +77,14 @@ distribution() {
     ) || echo unknown
 }
 
-is_installed() {
-    # A package may be provided by another of a different name (pkg-config by pkgconf), which counts.
-    local status
-    status=$(dpkg-query -W -f '${db:Status-Status} ' "$1" 2>/dev/null || true)
-    [[ " $status" == *" installed "* ]]
-}
-
 # install_distribution_packages NAME...: those that aren't there
 install_distribution_packages() {
-    local name missing=() sudo=()
+    local name there missing=() sudo=()
+    # A package may be provided by another of a different name (librdmacm1 by librdmacm1t64), which counts.
+    there=$(dpkg-query -W -f '${db:Status-Status} ${Package}, ${Provides}\n' |
+        sed -n 's/^installed //p' | sed 's/([^)]*)//g' | tr ',' '\n' | tr -d ' ')
     for name in "$@"; do
-        is_installed "$name" || missing+=("$name")
+        grep -Fqx "$name" <<<"$there" || missing+=("$name")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
 
@@ -151,8 +147,9 @@ mark_done() { echo "$2" >"$stamps/$1"; }
 digest() { sha256sum | cut -d' ' -f1; }
 
 pip_install() {
-    # Only for this command: a constraint given in pip's own settings elsewhere would contradict ours.
-    PIP_CONSTRAINT=$PWD/$constraints PATH=$venv/bin:$PATH \
+    # Only for this command: a constraint given in pip's own settings elsewhere would contradict ours. Meson would remember
+    # cython by its name alone, and an editable install rebuilds itself under whatever PATH it's imported.
+    PIP_CONSTRAINT=$PWD/$constraints PATH=$venv/bin:$PATH CYTHON=$venv/bin/cython \
         "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input "$@" </dev/null
 }
 
