@@ -38,9 +38,11 @@ if _import_is_from_source_tree():
         "it puts the working directory on sys.path, and so finds the sources, which have no compiled parts.)"
     )
 
-# How long an example takes says more about the machine's load than about the code, and pytest-timeout is there anyway.
-hypothesis.settings.register_profile("aiordma", deadline=None)
-hypothesis.settings.register_profile("aiordma-ci", hypothesis.settings.get_profile("ci"), deadline=None)
+# How long an example takes, to be made or to be tried, says more about the machine's load than about the code, and
+# pytest-timeout is there anyway.
+TIMELESS: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("aiordma", **TIMELESS)
+hypothesis.settings.register_profile("aiordma-ci", hypothesis.settings.get_profile("ci"), **TIMELESS)
 hypothesis.settings.load_profile("aiordma-ci" if os.environ.get("CI") else "aiordma")
 
 BACKENDS = [

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +171,19 @@ async def eventually(condition: Callable[[], object]) -> None:
     with anyio.fail_after(30):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.001)
+
+
+def goes_quiet(cpu_time: Callable[[], float], seconds: float, share: float) -> bool:
+    """Whether there comes a time of ``seconds`` in which ``cpu_time()`` grows by less than that share of them.
+
+    Who is idle gets there, if not at once on a busy machine; who spins for ever doesn't.
+    """
+    for _ in range(20):
+        before = cpu_time()
+        time.sleep(seconds)
+        if cpu_time() - before < share * seconds:
+            return True
+    return False
 
 
 async def settle() -> None:

@@ -238,11 +238,21 @@ async def test_waiting_for_a_region_in_use_can_be_cancelled_and_says_what_it_wai
 ) -> None:
     monkeypatch.setattr("aiordma.memory.SLOW_CLOSE_SECONDS", 0.01)
     async with open_pair() as p:
-        with anyio.move_on_after(0.1) as scope:
-            async with p.other.reg_mr(bytearray(64)) as mr:
-                p.b.recv(mr)
+        scope = anyio.CancelScope()
+        regions = []
+
+        async def leave_in_use() -> None:
+            with scope:
+                async with p.other.reg_mr(bytearray(64)) as mr:
+                    regions.append(mr)
+                    p.b.recv(mr)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(leave_in_use)
+            await eventually(lambda: caplog.records)
+            scope.cancel()
         assert scope.cancelled_caught
-        assert mr.closed
+        assert regions[0].closed
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "1 work requests" in caplog.text
         async with p.device.reg_mr(bytearray(64)) as mr:

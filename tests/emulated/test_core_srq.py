@@ -47,7 +47,7 @@ async def test_more_receives_than_the_srq_holds_wait_and_are_used_in_order() -> 
             assert srq.statistics()["waiting"] == 46
             for i in range(50):
                 await a.send(bytes([i + 1]))
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 for receive in receives:
                     await receive
             assert bytes(mr.view()[:50]) == bytes(range(1, 51))
@@ -84,10 +84,10 @@ async def test_the_limit_wakes_its_waiter_when_fewer_receives_are_left() -> None
                     await receives[i]
                     await settle()
                 await a.send(None)
-                with anyio.fail_after(5):
+                with anyio.fail_after(20):
                     await reached.wait()
             # Below it already: at once.
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await srq.limit_reached(60)
             # And armed again after more were posted.
             more = [srq.recv(mr) for _ in range(10)]
@@ -97,7 +97,7 @@ async def test_the_limit_wakes_its_waiter_when_fewer_receives_are_left() -> None
                 for receive in [*receives[6:], *more][:11]:
                     await a.send(None)
                     await receive
-                with anyio.fail_after(5):
+                with anyio.fail_after(20):
                     await reached.wait()
 
 
@@ -197,7 +197,7 @@ async def test_events_come_to_every_listener_until_the_device_closes() -> None:
         await a.send(None)
         await receives[0]
         await eventually(lambda: all(EventType.SRQ_LIMIT_REACHED in found for found in seen))
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await device.close()
     assert seen[0] == seen[1] == seen[2]
 
@@ -213,7 +213,7 @@ async def test_an_srq_event_names_its_srq_and_port_events_none() -> None:
                 await anyio.sleep(0.01)
                 await a.send(None)
                 await receives[0]
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 async for event in events:
                     if event.type is EventType.SRQ_LIMIT_REACHED:
                         assert event.element is srq

