@@ -166,7 +166,7 @@ bool cq_poll(struct tcq *t, struct wc *wc)
 
 void cq_wait(struct tcq *t, struct wc *wc)
 {
-	uint64_t end = monotonic_us() + 10000000;
+	uint64_t end = monotonic_us() + PATIENCE_US;
 
 	while (!cq_poll(t, wc))
 		CHECK(monotonic_us() < end);

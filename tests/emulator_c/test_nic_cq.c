@@ -60,7 +60,7 @@ static void poll_all(unsigned n)
 
 static void take_event(void)
 {
-	CHECK(channel_readable(&channel, 10000));
+	CHECK(channel_readable(&channel, PATIENCE_MS));
 	CHECK_EQ(channel_read(&channel), (uintptr_t)&rcq);
 	rcq.sn++;
 }
@@ -80,9 +80,9 @@ static void wraps_and_overruns(void)
 		message(false);
 	CHECK_EQ(async_event(&app, NULL, 1), -1);
 	message(false); /* delivered, but there's no place to say so */
-	CHECK_EQ(async_event(&app, &element, 10000), IBV_EVENT_CQ_ERR);
+	CHECK_EQ(async_event(&app, &element, PATIENCE_MS), IBV_EVENT_CQ_ERR);
 	CHECK_EQ(element, (uintptr_t)&rcq);
-	CHECK_EQ(async_event(&app, &element, 10000), IBV_EVENT_QP_FATAL);
+	CHECK_EQ(async_event(&app, &element, PATIENCE_MS), IBV_EVENT_QP_FATAL);
 	CHECK_EQ(element, (uintptr_t)&qp[1]);
 	CHECK_EQ(qp_state_now(&qp[1]), IBV_QPS_ERR);
 	/* What was there is still there; nothing comes any more. */
@@ -139,7 +139,7 @@ static void laps_of_the_index(void)
 	CHECK_EQ(async_event(&app, NULL, 1), -1);
 	for (unsigned k = 0; k < 9; k++)
 		message(false);
-	CHECK_EQ(async_event(&app, &element, 10000), IBV_EVENT_CQ_ERR);
+	CHECK_EQ(async_event(&app, &element, PATIENCE_MS), IBV_EVENT_CQ_ERR);
 	CHECK_EQ(element, (uintptr_t)&rcq);
 	poll_all(8);
 	close_all();
@@ -197,9 +197,25 @@ static void solicited(void)
 	close_all();
 }
 
-static void moderation(void)
+/* Takes all completions, and asks for an event of those to come when none can come any more that was asked for before. */
+static void arm_anew(void)
 {
 	struct wc wc;
+
+	while (cq_poll(&rcq, &wc))
+		;
+	for (;;) {
+		cq_arm(&rcq, false);
+		emu_lock(); /* the device isn't just about to tell of something */
+		emu_unlock();
+		if (!channel_readable(&channel, 0))
+			return;
+		take_event();
+	}
+}
+
+static void moderation(void)
+{
 	uint64_t t;
 	bool early;
 
@@ -208,11 +224,7 @@ static void moderation(void)
 	rcq.cq.moderate_period = 60000;
 	/* Three of four: no event before the period is over, which is looked at again if this thread was off the CPU that long. */
 	do {
-		while (channel_readable(&channel, 0))
-			take_event();
-		while (cq_poll(&rcq, &wc))
-			;
-		cq_arm(&rcq, false);
+		arm_anew();
 		t = monotonic_us();
 		for (unsigned i = 0; i < 3; i++)
 			message(false);
@@ -227,7 +239,17 @@ static void moderation(void)
 	message(false);
 	take_event();
 	t = monotonic_us() - t;
-	CHECK_TIME(t, 60000, 6000000);
+	CHECK_TIME(t, 60000);
+	/* The period is that of what is asked for last: one of which the completions were taken, without an event, leaves nothing. */
+	arm_anew();
+	message(false);
+	arm_anew();
+	sleep_ms(70);
+	t = monotonic_us();
+	message(false);
+	take_event();
+	t = monotonic_us() - t;
+	CHECK_TIME(t, 60000);
 	close_all();
 }
 
@@ -332,11 +354,12 @@ static void many_events(void)
 		channel_read(&channel);
 	cq_free(&other);
 	CHECK_EQ(other.cq.comp_events, 25); /* those that were read */
-	while (channel_readable(&channel, 100)) {
+	/* The device thread brings what the pipe had no room for. */
+	for (; got < 25 + N / 4 * 3; got++) {
+		CHECK(channel_readable(&channel, PATIENCE_MS));
 		CHECK_EQ(channel_read(&channel), (uintptr_t)&rcq);
-		got++;
 	}
-	CHECK_EQ(got, 25 + N / 4 * 3);
+	CHECK(!channel_readable(&channel, 100));
 	close_all();
 }
 

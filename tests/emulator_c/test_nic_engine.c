@@ -109,6 +109,7 @@ static void sleeps_and_wakes(void)
 	struct sge s;
 	struct wr w;
 	double cpu;
+	uint64_t t;
 
 	open_all();
 	w = write_of(&s, 8);
@@ -120,10 +121,12 @@ static void sleeps_and_wakes(void)
 	}
 	sleep_ms(20);
 	cpu = cpu_seconds();
+	t = monotonic_us();
 	sleep_ms(500);
-	cpu = cpu_seconds() - cpu;
-	fprintf(stderr, "idle: %.2f%% of a CPU\n", cpu / 0.5 * 100);
-	CHECK(cpu < 0.05); /* a spinning thread would have taken 0.5 */
+	t = monotonic_us() - t;
+	cpu = (cpu_seconds() - cpu) / (1e-6 * (double)t);
+	fprintf(stderr, "idle: %.2f%% of a CPU\n", cpu * 100);
+	CHECK(cpu < 0.1); /* a spinning thread takes all that it gets of one */
 	qp_free(&q[0]);
 	qp_free(&q[1]);
 	close_all();
@@ -137,14 +140,16 @@ static bool single_cpu(void)
 	return !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) == 1;
 }
 
-/* How many small messages, each with two commands behind it, get done while four large ones of another QP are. */
-static unsigned small_ones_between_large(void)
+/* Small messages overtake large ones of other QPs. Returns how many commands were done while the large ones were. */
+static unsigned commands_between_large(void)
 {
+	enum { LARGE = 4, SMALL = 60 };
 	struct tqp a[2], b[2];
 	struct sge s, s8;
 	struct wr w, w8;
 	struct wc wc;
-	unsigned small = 0;
+	unsigned commands = 0, large = 0, small = 0;
+	uint64_t end;
 
 	open_all();
 	memset(mem, 1, 2 * BIG);
@@ -152,87 +157,104 @@ static unsigned small_ones_between_large(void)
 	pair_new(b);
 	w = write_of(&s, BIG);
 	w8 = write_of(&s8, 8);
-	for (unsigned k = 0; k < 4; k++)
-		qp_post(&a[0], &w);
-	qp_post(&b[0], &w8);
-	for (unsigned large = 0; large < 4;) {
+	/* The device sees all of them at once, the large ones first, whenever this thread is let on a CPU. */
+	emu_lock();
+	for (unsigned k = 0; k < LARGE; k++)
+		qp_post_quietly(&a[0], &w);
+	for (unsigned k = 0; k < SMALL; k++)
+		qp_post_quietly(&b[0], &w8);
+	emu_qp_kick(&a[0].qp);
+	emu_qp_kick(&b[0].qp);
+	emu_unlock();
+	end = monotonic_us() + PATIENCE_US;
+	while (large < LARGE) {
 		struct tmr other;
 
-		cq_wait(&cq, &wc);
-		CHECK_EQ(wc.syndrome, 0);
-		if (wc.qpn == a[0].qp.qpn) {
-			large++;
-			continue;
+		CHECK(monotonic_us() < end);
+		if (commands < 100) {
+			mr_new(&other, &app, mem, 8, 0);
+			mr_free(&other);
+			commands += 2;
 		}
-		small++;
-		mr_new(&other, &app, mem, 8, 0);
-		mr_free(&other);
-		qp_post(&b[0], &w8);
+		while (cq_poll(&cq, &wc)) {
+			CHECK_EQ(wc.syndrome, 0);
+			if (wc.qpn == a[0].qp.qpn)
+				large++;
+			else
+				small++;
+			CHECK(!large || small == SMALL);
+		}
 	}
-	cq_wait(&cq, &wc);
 	CHECK_EQ(memcmp(mem, mem + BIG, BIG), 0);
 	for (unsigned i = 0; i < 2; i++) {
 		qp_free(&a[i]);
 		qp_free(&b[i]);
 	}
 	close_all();
-	return small;
+	return commands;
 }
 
-/* Small messages overtake large ones of other QPs, and commands don't wait for them. If they did it would be one for each at
- * the most, however often this is tried; a thread that isn't let on a CPU may see few of them once. */
+/* Nor do commands wait for large messages. If they did it would be one for each at the most, however often this is tried; a
+ * thread that isn't let on a CPU may get few of them done once. */
 static void fair(void)
 {
 	unsigned tries = single_cpu() ? 1 : 20;
 
-	while (small_ones_between_large() <= 10 && --tries)
+	while (commands_between_large() <= 10 && --tries)
 		;
 	CHECK(tries || single_cpu());
 }
 
-/* A key, and a QP at either end, that goes in the middle of a long message. */
-static void gone_meanwhile(void)
+/* A key (0), or a QP at either end (1 and 2), that goes in the middle of long messages. False: too late, all were done. */
+static bool goes_meanwhile(unsigned what)
 {
+	enum { N = 16 };
+	uint8_t syndrome = what ? MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR : MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR;
 	struct tqp q[2];
 	struct sge s;
 	struct wr w;
-	struct wc wc;
+	struct wc wc = { 0 };
 	struct tmr target;
+	unsigned done = 0;
 
-	for (unsigned what = 0; what < 3; what++) {
-		open_all();
-		pair_new(q);
-		q[0].qp.timeout = 8;
-		q[0].qp.retry_cnt = 1;
-		mr_new(&target, &app, mem + BIG, BIG, ALL_ACCESS);
-		w = write_of(&s, BIG);
-		w.rkey = target.m.key;
-		/* More than it gets done before it has gone, even if this thread isn't let on a CPU for a while. */
-		for (unsigned i = 0; i < 16; i++)
-			qp_post(&q[0], &w);
-		usleep(2000);
-		if (what == 0) {
-			mr_free(&target);
-			do
-				cq_wait(&cq, &wc);
-			while (!wc.syndrome);
-			CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
-		} else {
-			qp_free(&q[what - 1]);
-			if (what == 2) {
-				do
-					cq_wait(&cq, &wc);
-				while (!wc.syndrome);
-				CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
-			}
-			mr_free(&target);
-		}
-		if (what != 1)
-			qp_free(&q[0]);
-		if (what != 2)
-			qp_free(&q[1]);
-		close_all();
+	open_all();
+	pair_new(q);
+	q[0].qp.timeout = 8;
+	q[0].qp.retry_cnt = 1;
+	mr_new(&target, &app, mem + BIG, BIG, ALL_ACCESS);
+	w = write_of(&s, BIG);
+	w.rkey = target.m.key;
+	for (unsigned i = 0; i < N; i++)
+		qp_post(&q[0], &w);
+	usleep(2000);
+	if (what == 0)
+		mr_free(&target);
+	else
+		qp_free(&q[what - 1]);
+	if (what == 1) {
+		while (cq_poll(&cq, &wc))
+			done++;
+	} else {
+		do
+			cq_wait(&cq, &wc);
+		while (!wc.syndrome && ++done < N);
+		if (wc.syndrome)
+			CHECK_EQ(wc.syndrome, syndrome);
 	}
+	if (what != 0)
+		mr_free(&target);
+	for (unsigned i = 0; i < 2; i++)
+		if (what != i + 1)
+			qp_free(&q[i]);
+	close_all();
+	return done < N;
+}
+
+static void gone_meanwhile(void)
+{
+	for (unsigned what = 0; what < 3; what++)
+		while (!goes_meanwhile(what))
+			;
 }
 
 /* Objects come and go on one thread while another has traffic. */

@@ -113,6 +113,7 @@ static void texts(void)
 
 static void lost_and_late(void)
 {
+	uint64_t begin, t;
 	int id;
 
 	pair_open();
@@ -133,13 +134,13 @@ static void lost_and_late(void)
 	aiordma_emu_fault_reset();
 
 	rule("delay delay_ns=20000000 jitter_ns=1000 chance=4294967296");
+	begin = monotonic_us();
 	for (unsigned i = 0; i < 40; i++) /* more than there are marks of posts */
 		post(MLX5_OPCODE_RDMA_WRITE);
-	uint64_t begin = monotonic_us();
-
 	for (unsigned i = 0; i < 40; i++)
 		expect(0);
-	CHECK(monotonic_us() - begin < 10000000);
+	t = monotonic_us() - begin;
+	CHECK_TIME(t, 20000);
 	aiordma_emu_fault_reset();
 	pair_close();
 }
@@ -174,7 +175,7 @@ static void refusals(void)
 		int event; /* at the other side */
 	} cases[] = {
 		{ "drop", MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR, -1 },
-		{ "drop_answer", MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR, IBV_EVENT_COMM_EST },
+		{ "drop_answer", MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR, -1 },
 		{ "fail wc=REM_ACCESS_ERR", MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR },
 		{ "fail wc=REM_INV_REQ_ERR", MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR, IBV_EVENT_QP_REQ_ERR },
 		{ "fail wc=REM_OP_ERR", MLX5_CQE_SYNDROME_REMOTE_OP_ERR, IBV_EVENT_QP_FATAL },
@@ -193,9 +194,8 @@ static void refusals(void)
 		expect(cases[i].syndrome);
 		CHECK(hits(id) >= 1);
 		CHECK_EQ(qp_state_now(&qp[0]), IBV_QPS_ERR);
-		event = async_event(&app[1], NULL, cases[i].event >= 0 ? 5000 : 0);
-		if (cases[i].event != IBV_EVENT_COMM_EST)
-			CHECK_EQ(event, cases[i].event);
+		event = async_event(&app[1], NULL, cases[i].event >= 0 ? PATIENCE_MS : 0);
+		CHECK_EQ(event, cases[i].event);
 		aiordma_emu_fault_reset();
 		pair_close();
 	}
@@ -237,12 +237,12 @@ static void random_rules(unsigned seed)
 		"hold nth=3",			      "rnr chance=1000000000 timer=1",	     "hold",
 		"delay jitter_ns=300000",	      "drop nth=5",
 	};
-	uint64_t counter = 0, before, end = monotonic_us() + 30000000;
+	uint64_t counter = 0, before, end = monotonic_us() + PATIENCE_US;
 	unsigned posted = 0, done = 0;
 	int ids[4] = { 0 };
 
 	pair_open();
-	qp[0].qp.retry_cnt = 7;
+	qp[0].qp.retry_cnt = 255; /* what is lost by chance, by several rules, isn't lost that often in a row */
 	qp[0].qp.rnr_retry = 7;
 	memcpy(mem[1], &counter, 8);
 	srand(seed);
@@ -264,6 +264,7 @@ static void random_rules(unsigned seed)
 			CHECK_EQ(wc.syndrome, 0);
 			memcpy(&before, mem[0], 8);
 			done++;
+			end = monotonic_us() + PATIENCE_US;
 		}
 	}
 	aiordma_emu_fault_reset();

@@ -17,6 +17,9 @@
 #define QPS 3u
 #define ROUNDS 600u
 
+/* How far a side is. Beyond that they count the times that they met. */
+enum { OPEN = 1, CONNECTED };
+
 /* What the test's processes share, apart from what is tested. */
 static struct shared {
 	uint32_t qpn[2][QPS], key[2], xrc[2], srqn, ready[2], go_on, receives, xrc_receives, stop;
@@ -39,7 +42,7 @@ static uint32_t load(uint32_t *p)
 
 static void wait_for(uint32_t *p, uint32_t value)
 {
-	uint64_t until = monotonic_us() + 30000000;
+	uint64_t until = monotonic_us() + PATIENCE_US;
 
 	while (load(p) < value) {
 		CHECK(monotonic_us() < until);
@@ -70,8 +73,8 @@ static void open_side(unsigned which, bool one_copy)
 		xrc.qp.pd = NULL;
 	s->xrc[side] = xrc.qp.qpn;
 	s->key[side] = mr.m.key;
-	__atomic_store_n(&s->ready[side], 1, __ATOMIC_RELEASE);
-	wait_for(&s->ready[!side], 1);
+	__atomic_store_n(&s->ready[side], OPEN, __ATOMIC_RELEASE);
+	wait_for(&s->ready[!side], OPEN);
 }
 
 static void connect_all(uint8_t timeout, uint8_t retries)
@@ -87,8 +90,8 @@ static void connect_all(uint8_t timeout, uint8_t retries)
 	xrc.qp.timeout = timeout;
 	xrc.qp.retry_cnt = xrc.qp.rnr_retry = retries;
 	qp_to_rts(&xrc);
-	__atomic_store_n(&s->ready[side], load(&s->ready[side]) + 1, __ATOMIC_RELEASE);
-	wait_for(&s->ready[!side], load(&s->ready[side]));
+	__atomic_store_n(&s->ready[side], CONNECTED, __ATOMIC_RELEASE);
+	wait_for(&s->ready[!side], CONNECTED);
 }
 
 static void close_side(void)
@@ -315,20 +318,29 @@ static int open_link(void)
 	return fd;
 }
 
+/* Of what is done to two processes, nothing before they have all they need of each other. */
+static void wait_for_both(void)
+{
+	wait_for(&s->ready[0], CONNECTED);
+	wait_for(&s->ready[1], CONNECTED);
+}
+
 static void scribbler(bool unused)
 {
-	uint64_t until = monotonic_us() + 3000000;
+	uint64_t until;
 	struct stat st;
 	uint8_t *p;
 	int fd;
 
 	(void)unused;
+	wait_for_both();
 	while ((fd = open_link()) < 0 || fstat(fd, &st) || !st.st_size) {
 		close(fd);
 		usleep(1000);
 	}
 	p = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	CHECK(p != MAP_FAILED);
+	until = monotonic_us() + 3000000;
 	while (monotonic_us() < until) {
 		size_t half = rand() % 2 ? (size_t)st.st_size / 2 : 0;
 		size_t range = rand() % 2 ? 2048 : rand() % 2 ? 1 << 16 : (size_t)st.st_size / 2 - 64;
@@ -398,7 +410,7 @@ static void torn(bool one_copy)
 	disturb();
 	meet();
 	for (unsigned i = 0; i < QPS; i++)
-		reconnect(&qp[i], i, 20);
+		reconnect(&qp[i], i, 23); /* half a minute: that's time enough for the other side to be let on a CPU */
 	meet();
 	for (unsigned i = 0; i < QPS; i++) {
 		struct sge e = { s->mem[side], 64, mr.m.key };
@@ -416,10 +428,12 @@ static void torn(bool one_copy)
 
 static void cutter(bool unused)
 {
-	uint64_t until = monotonic_us() + 1500000;
 	unsigned cut = 0;
+	uint64_t until;
 
 	(void)unused;
+	wait_for_both();
+	until = monotonic_us() + 1500000;
 	while (monotonic_us() < until || !cut) {
 		int fd = open_link();
 
@@ -437,6 +451,7 @@ static void registry_cutter(bool unused)
 	char path[PATH_MAX];
 
 	(void)unused;
+	wait_for_both();
 	usleep(200000);
 	snprintf(path, sizeof(path), "%s/aiordma-%u.4/registry", folder, (unsigned)geteuid());
 	CHECK(!truncate(path, 0));
@@ -469,7 +484,7 @@ static void together(void (*pair)(bool), void (*third)(bool), bool one_copy)
 {
 	memset(s, 0, offsetof(struct shared, mem));
 	start(pair, one_copy);
-	wait_for(&s->ready[0], 1);
+	wait_for(&s->ready[0], OPEN);
 	s->go_on = 1;
 	start(pair, one_copy);
 	start(third, one_copy);

@@ -43,7 +43,7 @@ static void store(uint32_t *p, uint32_t value)
 
 static void wait_for(uint32_t *p, uint32_t value)
 {
-	uint64_t until = monotonic_us() + 30000000;
+	uint64_t until = monotonic_us() + PATIENCE_US;
 
 	while (load(p) < value) {
 		CHECK(monotonic_us() < until);

@@ -163,7 +163,7 @@ static void settle(unsigned p)
 {
 	struct wr nop = { .opcode = MLX5_OPCODE_NOP };
 	unsigned before = settled[p];
-	uint64_t end = monotonic_us() + 10000000;
+	uint64_t end = monotonic_us() + PATIENCE_US;
 
 	qp_post(&qp[0][p], &nop);
 	while (settled[p] == before || received[p] != receives[p]) {

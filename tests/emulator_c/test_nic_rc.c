@@ -170,7 +170,7 @@ static void atomics(void)
 	w.raddr += 4;
 	qp_post(&qp[0], &w);
 	expect(&scq[0], &qp[0], MLX5_CQE_REQ_ERR, MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR);
-	CHECK_EQ(async_event(&app[1], NULL, 10000), IBV_EVENT_QP_REQ_ERR);
+	CHECK_EQ(async_event(&app[1], NULL, PATIENCE_MS), IBV_EVENT_QP_REQ_ERR);
 	pair_close();
 }
 
@@ -232,7 +232,7 @@ static void rnr(void)
 	qp_post(&qp[0], &w);
 	expect(&scq[0], &qp[0], MLX5_CQE_REQ_ERR, MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR);
 	t = monotonic_us() - t;
-	CHECK_TIME(t, 30000, 3000000);
+	CHECK_TIME(t, 30000);
 	expect(&scq[0], &qp[0], MLX5_CQE_REQ_ERR, MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
 	CHECK_EQ(qp_state_now(&qp[1]), IBV_QPS_RTS);
 	pair_close();
@@ -272,13 +272,14 @@ static void no_peer(void)
 	qp_post(&qp[0], &w);
 	expect(&scq[0], &qp[0], MLX5_CQE_REQ_ERR, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
 	t = monotonic_us() - t;
-	CHECK_TIME(t, 16777, 1600000);
+	CHECK_TIME(t, 16777);
 	CHECK_EQ(qp_state_now(&qp[0]), IBV_QPS_ERR);
 	pair_close();
 
 	/* One that comes up while the timer runs is reached. */
 	pair_open((struct qp_opts){ 0 });
-	qp[0].qp.timeout = 15; /* 134 ms, and seven times more */
+	qp[0].qp.timeout = 15; /* 134 ms, and again for more than half a minute */
+	qp[0].qp.retry_cnt = 255;
 	qp_set_peer(&qp[0], 1, qp[1].qp.qpn);
 	qp_to_rts(&qp[0]);
 	s = at(0, 0, 8);
@@ -426,7 +427,7 @@ static void errors(void)
 		/* Later ones flush, signalled or not. */
 		expect(&scq[0], &qp[0], MLX5_CQE_REQ_ERR, MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
 		CHECK_EQ(qp_state_now(&qp[0]), IBV_QPS_ERR);
-		CHECK_EQ(async_event(&app[1], &element, x->event >= 0 ? 1000 : 1), x->event);
+		CHECK_EQ(async_event(&app[1], &element, x->event >= 0 ? PATIENCE_MS : 1), x->event);
 		if (x->event >= 0)
 			CHECK_EQ(element, (uintptr_t)&qp[1]);
 		CHECK_EQ(async_event(&app[0], NULL, 1), -1);
@@ -499,7 +500,7 @@ static void drain(void)
 	s = at(0, 0, 8);
 	w = rdma(MLX5_OPCODE_RDMA_WRITE, &s, 1, 0);
 	qp_state(&qp[0], IBV_QPS_SQD);
-	CHECK_EQ(async_event(&app[0], &element, 10000), IBV_EVENT_SQ_DRAINED);
+	CHECK_EQ(async_event(&app[0], &element, PATIENCE_MS), IBV_EVENT_SQ_DRAINED);
 	CHECK_EQ(element, (uintptr_t)&qp[0]);
 	qp_post(&qp[0], &w);
 	cq_expect_nothing(&scq[0], 5);

@@ -93,7 +93,7 @@ static void limit(void)
 	}
 	CHECK_EQ(async_event(&app, NULL, 2), -1); /* four are left, not fewer */
 	send(0, 1);
-	CHECK_EQ(async_event(&app, &element, 10000), IBV_EVENT_SRQ_LIMIT_REACHED);
+	CHECK_EQ(async_event(&app, &element, PATIENCE_MS), IBV_EVENT_SRQ_LIMIT_REACHED);
 	CHECK_EQ(element, (uintptr_t)&srq);
 	send(0, 1);
 	cq_wait(&rcq, &wc);
@@ -102,7 +102,7 @@ static void limit(void)
 	emu_lock();
 	emu_srq_set_limit(&srq.srq, 4);
 	emu_unlock();
-	CHECK_EQ(async_event(&app, &element, 10000), IBV_EVENT_SRQ_LIMIT_REACHED);
+	CHECK_EQ(async_event(&app, &element, PATIENCE_MS), IBV_EVENT_SRQ_LIMIT_REACHED);
 	CHECK_EQ(srq.srq.async_events, 2);
 	close_all();
 }
@@ -142,7 +142,7 @@ static void errors(void)
 	cq_wait(&rcq, &wc);
 	CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
 	CHECK_EQ(wc.counter, 0);
-	CHECK_EQ(async_event(&app, &element, 10000), IBV_EVENT_QP_LAST_WQE_REACHED);
+	CHECK_EQ(async_event(&app, &element, PATIENCE_MS), IBV_EVENT_QP_LAST_WQE_REACHED);
 	CHECK_EQ(element, (uintptr_t)&rx[0]);
 	/* The others' WQEs stay theirs. */
 	cq_expect_nothing(&rcq, 3);
@@ -160,7 +160,7 @@ static void errors(void)
 	CHECK_EQ(wc.counter, 2);
 	post(4096, 8);
 	send(1, 4);
-	CHECK_EQ(async_event(&app, &element, 10000), IBV_EVENT_SRQ_ERR);
+	CHECK_EQ(async_event(&app, &element, PATIENCE_MS), IBV_EVENT_SRQ_ERR);
 	CHECK_EQ(element, (uintptr_t)&srq);
 	CHECK_EQ(async_event(&app, NULL, 3), -1);
 	close_all();

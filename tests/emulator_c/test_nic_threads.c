@@ -66,7 +66,7 @@ static void wait_one(struct worker *w, struct wc *wc)
 		if (cq_poll(&w->cq, wc))
 			return;
 		/* One that came before the poll above may have raised the event, and one more is then taken as well. */
-		CHECK(channel_readable(&w->channel, 10000));
+		CHECK(channel_readable(&w->channel, PATIENCE_MS));
 		channel_read(&w->channel);
 		w->cq.sn++;
 	}

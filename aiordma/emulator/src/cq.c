@@ -185,6 +185,7 @@ bool cq_check_armed(struct emu_cq *cq)
 		cq->last_arm = word;
 		word = be32toh(word);
 		cq->armed = word & MLX5_CQ_DB_REQ_NOT_SOL ? 2 : 1;
+		cq->event_due_ns = 0; /* it was for a completion that the reader has taken */
 		cq->arm_ci = whole_index(cq, inject_arm_index(cq, word & INDEX_MASK));
 	}
 	if (!cq->armed)
