@@ -156,7 +156,15 @@ static void late_after_reset(void)
 		post(MLX5_OPCODE_RDMA_WRITE);
 	for (unsigned i = 0; i < 3; i++)
 		expect(0);
-	qp_state(&qp[0], IBV_QPS_RESET);
+	emu_lock();
+	qp[0].qp.state = IBV_QPS_RESET;
+	emu_qp_state_changed(&qp[0].qp, IBV_QPS_RTS);
+	emu_unlock();
+	/* The device looks around before the library, slow as it may be, has cleared the record. */
+	emu_engine_wake();
+	sleep_ms(10);
+	qp[0].sq_pi = qp[0].rq_pi = 0;
+	qp[0].db[0] = qp[0].db[1] = 0;
 	qp_state(&qp[1], IBV_QPS_RESET);
 	qp_connect(&qp[0], &qp[1]);
 	begin = monotonic_us();

@@ -95,7 +95,8 @@ static void note_posts(struct emu_qp *qp, struct inject_qp *i)
 	uint16_t producer;
 	uint32_t last = (i->first_mark + i->nmarks - 1) % MARKS;
 
-	if (!qp->sq_nbb || !qp->db)
+	/* Before RTS the record is the application's: libmlx5 clears it some time after the command that reset the QP. */
+	if (!qp->sq_nbb || !qp->db || qp->state < IBV_QPS_RTS)
 		return;
 	producer = (uint16_t)load_be32(&qp->db[1]);
 	if (producer == (i->nmarks ? i->marks[last].producer : qp->sq_ci))
