@@ -7,7 +7,9 @@
  *   cm_id.c       identifiers, and what may be set on them (core/cma.c)
  *   cm_addr.c     from an address to a device, port and GID (core/addr.c, core/cma.c)
  *   cm_ports.c    port numbers, which all processes of a user share
- *   cm_connect.c  connections: REQ, REP, RTU, REJ, DREQ, DREP (core/cm.c)
+ *   cm_message.c  messages: REQ, REP, RTU, REJ, DREQ, DREP (core/cm.c)
+ *   cm_connect.c  what a program does to a connection
+ *   cm_receive.c  what messages, and their absence, do to it
  *   cm_sidr.c     where a datagram service is: SIDR_REQ, SIDR_REP
  *   cm_attr.c     what a QP has to be set to
  *   cm_links.c    messages to other processes, the thread that waits for theirs, timers
@@ -272,7 +274,7 @@ enum cm_found { CM_FOUND, CM_FOUND_OTHER_ADDRESS, CM_FOUND_NOTHING };
 enum cm_found cm_port_find(uint16_t ps, uint16_t port, int family, const uint8_t address[16], struct registry_peer *,
 			   uint32_t *comm);
 
-/* ---------------------------------------------------------------- cm_connect.c, cm_sidr.c, cm_attr.c */
+/* ---------------------------------------------------------------- cm_connect.c, cm_receive.c, cm_sidr.c, cm_attr.c */
 
 struct cm_params {
 	struct rdma_ucm_conn_param conn;
@@ -284,8 +286,9 @@ int cm_accept(struct cm_id *, const struct cm_params *); /* NULL: the active sid
 int cm_reject(struct cm_id *, uint8_t reason, const void *data, uint8_t len);
 int cm_disconnect(struct cm_id *);
 int cm_notify(struct cm_id *, uint32_t event);
-void cm_conn_destroy(struct cm_id *);	 /* tells the peer what cm_destroy_id() tells it */
-void cm_conn_timeout(struct cm_id *);	 /* its deadline has passed */
+void cm_conn_destroy(struct cm_id *); /* tells the peer what cm_destroy_id() tells it */
+
+void cm_conn_timeout(struct cm_id *); /* its deadline has passed */
 void cm_link_died(uint32_t via);
 void cm_message_receive(const struct cm_message *);
 
@@ -296,15 +299,6 @@ int cm_set_qkey(struct cm_id *, uint32_t qkey); /* cma_set_qkey(); 0: the defaul
 
 int cm_init_qp_attr(struct cm_id *, uint32_t state, struct ib_uverbs_qp_attr *);
 void cm_ah_attr(const struct cm_id *, struct ib_uverbs_ah_attr *);
-
-/* Pieces of cm_connect.c that cm_sidr.c shares. */
-struct cm_message *cm_request_new(struct cm_id *, uint32_t type);
-void cm_request_send(struct cm_id *);
-struct cm_id *cm_request_receive(const struct cm_message *, struct cm_id *listener, int *error);
-struct cm_id *cm_listener_of(const struct cm_message *);
-bool cm_sent_again(const struct cm_message *, enum cm_conn_state state); /* the identifier of that request is there */
-void cm_reply(const struct cm_message *to, struct cm_message *, uint32_t type);
-void cm_forget_sent(struct cm_id *);
 
 /* ---------------------------------------------------------------- cm_links.c */
 

@@ -8,7 +8,7 @@
 
 #include <infiniband/sa.h>
 
-#include "cm.h"
+#include "cm_message.h"
 
 #define BUCKETS 1024u
 #define ROCE_LIFETIME 16	    /* CMA_IBOE_PACKET_LIFETIME */

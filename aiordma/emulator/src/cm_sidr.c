@@ -2,7 +2,7 @@
  * Where a datagram service is: SIDR_REQ and SIDR_REP of core/cm.c, cma_resolve_ib_udp() and cma_sidr_rep_handler() of
  * core/cma.c. */
 #define _GNU_SOURCE
-#include "cm.h"
+#include "cm_message.h"
 
 int cm_sidr_connect(struct cm_id *id, const struct cm_params *p)
 {
