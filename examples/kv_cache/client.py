@@ -15,7 +15,8 @@ import aiordma
 from aiordma import Completion, Connection, Device, MemoryRegion, QPConfig, QueuePair
 from kv_cache.layout import HEADER, KEY_BYTES, MESSAGE, WINDOW, Greeting, LayoutError, Message, Op, Status, seal, unseal
 
-CONFIG = QPConfig(max_send_wr=8, max_recv_wr=WINDOW, max_inline_data=MESSAGE)
+# A second, eight times, for an answer: the other side may have other things to do. That it has gone the connection tells.
+CONFIG = QPConfig(max_send_wr=8, max_recv_wr=WINDOW, max_inline_data=MESSAGE, timeout=18)
 KNOWN_PLACES = 4096
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from kv_cache.layout import KEY_BYTES, MESSAGE, WINDOW, Greeting, LayoutError, M
 from kv_cache.store import Store
 
 # Messages fit into a work request: no buffer has to live until a send completes.
-CONFIG = QPConfig(max_send_wr=2 * WINDOW, max_recv_wr=WINDOW, max_inline_data=MESSAGE)
+CONFIG = QPConfig(max_send_wr=2 * WINDOW, max_recv_wr=WINDOW, max_inline_data=MESSAGE, timeout=18)
 MAX_CLIENTS = 1024
 
 

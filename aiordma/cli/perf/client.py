@@ -35,6 +35,10 @@ class Watcher(Protocol):
     def ended(self, result: Result) -> None: ...
 
 
+#: A second, as librdmacm has it: that a peer is gone the connection tells, and one whose CPU is elsewhere for a moment isn't.
+ACK_TIMEOUT = 18
+
+
 def config(settings: Settings) -> QPConfig:
     """What the QPs that are measured are made with."""
     return QPConfig(
@@ -42,6 +46,7 @@ def config(settings: Settings) -> QPConfig:
         max_send_wr=max(settings.depth, 16),
         max_recv_wr=max(settings.depth, 16),
         max_inline_data=settings.inline or 0,
+        timeout=ACK_TIMEOUT,
     )
 
 

@@ -11,7 +11,7 @@ import anyio
 
 from aiordma import Completion, Device, MemoryRegion, MemorySlice, QPConfig, QueuePair
 from aiordma.cli._perf_settings import MAX_QPS, MAX_SIZE, Kind, QpType
-from aiordma.cli.perf.client import LAST
+from aiordma.cli.perf.client import ACK_TIMEOUT, LAST
 from aiordma.cli.perf.control import MAGIC, VERSION, Control, PeerError, connect_all, prepare, taken
 from aiordma.cli.perf.pattern import first_difference, pattern
 from aiordma.cli.perf.report import Outcome, Result
@@ -70,7 +70,12 @@ class _Server:
 
     @property
     def config(self) -> QPConfig:
-        return QPConfig(qp_type=self.qp_type, max_send_wr=max(self.depth, 16), max_recv_wr=self.window + 1)
+        return QPConfig(
+            qp_type=self.qp_type,
+            max_send_wr=max(self.depth, 16),
+            max_recv_wr=self.window + 1,
+            timeout=ACK_TIMEOUT,
+        )
 
     @property
     def memory_size(self) -> int:
