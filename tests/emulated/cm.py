@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from emulated import ipc
 
 import aiordma
 from aiordma import Connection, Device, DisconnectedError, Listener, Request
@@ -144,6 +145,10 @@ class Peer:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """Stop it, and wait until all its threads stand."""
+        ipc.stop(self._process.pid)
 
     def kill(self) -> None:
         self._process.kill()

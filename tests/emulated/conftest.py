@@ -96,7 +96,7 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
             env=os.environ | {"AIORDMA_DEVICE": DEVICE} | env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"

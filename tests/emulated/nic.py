@@ -93,7 +93,7 @@ class End:
             "max_rd_atomic": 16,
             "max_dest_rd_atomic": 16,
             "min_rnr_timer": 1,
-            "timeout": 14,
+            "timeout": 18,  # 1 s: what another process is to answer it does
             "retry_cnt": 7,
             "rnr_retry": 7,
             "qkey": QKEY,

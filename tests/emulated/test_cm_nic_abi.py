@@ -227,7 +227,8 @@ def test_destroying_an_end_tells_the_other(server: Cm, client: Cm, stage: str, w
     elif stage == "connected":
         other.expect(abi.DISCONNECTED)
     else:
-        assert not other.readable()
+        while other.readable():
+            other.expect(abi.TIMEWAIT_EXIT)  # a second after the disconnect, which may have gone by
 
 
 def test_closing_the_descriptor_destroys_all(server: Cm, client: Cm) -> None:
@@ -537,7 +538,7 @@ def test_the_descriptor_is_readable_while_events_wait(server: Cm) -> None:
     assert not watcher.poll(0)
     id = server.create()
     server.resolve_addr(id, "127.0.0.1", 9)
-    assert watcher.poll(1) == [(server.fd, select.EPOLLIN)]
+    assert watcher.poll(30) == [(server.fd, select.EPOLLIN)]
     assert select.select([server.fd], [], [], 0)[0] == [server.fd]
     server.resolve_route(id)
     server.expect(abi.ADDR_RESOLVED)

@@ -200,7 +200,7 @@ async def test_a_message_of_a_gibibyte_or_as_long_as_the_port_carries_arrives_wh
             source[mark] = mark % 251 + 1
         async with aiordma.open_device(DEVICE) as device:
             async with device.reg_mr(source) as mr, device.reg_mr(sink) as target, connected(device) as p:
-                with anyio.fail_after(100):
+                with anyio.fail_after(250):
                     done = await p.a.rdma_write(mr, target.remote())
                 assert done.status == 0
                 assert [sink[mark] for mark in marks] == [mark % 251 + 1 for mark in marks]

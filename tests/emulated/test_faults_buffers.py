@@ -221,7 +221,7 @@ _RANDOM_ORDER = """
     for seed in map(int, sys.argv[1:]):
         pid = os.fork()
         if not pid:
-            signal.alarm(20)
+            signal.alarm(90)
             child(seed)
             break  # to the end of the program, as any other
         children[pid] = seed

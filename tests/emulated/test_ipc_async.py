@@ -25,7 +25,7 @@ async def server():
     async with (
         aiordma.open_device("emulated") as device,
         device.reg_mr(bytearray(1 << 20)) as inbox,
-        device.create_qp() as qp,
+        device.create_qp(timeout=18) as qp,
         await exchange.serve("127.0.0.1") as listener,
     ):
         arrived = qp.recv(None)
@@ -38,7 +38,7 @@ async def server():
         print("done", flush=True)
 
 async def client(port):
-    async with aiordma.open_device("emulated") as device, device.create_qp() as qp:
+    async with aiordma.open_device("emulated") as device, device.create_qp(timeout=18) as qp:
         peer = await exchange.connect("127.0.0.1", port, qp)
         inbox = peer.buffers["inbox"]
         async with device.reg_mr(bytearray(range(256)) * 1024) as mr, device.reg_mr(bytearray(len(mr.view()))) as back:
@@ -80,7 +80,7 @@ async def initiator(info, remote):
     async with (
         aiordma.open_device("emulated") as device,
         device.reg_mr(bytearray(1 << 16)) as mr,
-        mlx5.create_dc_initiator(device) as dci,
+        mlx5.create_dc_initiator(device, timeout=18) as dci,
     ):
         peer = await dci.reach(DCTInfo.from_json(info))
         remote = aiordma.RemoteBuffer.from_json(json.loads(remote))

@@ -11,7 +11,7 @@ from pyverbs import enums as e
 READ, WRITE, SEND = "e.IBV_WR_RDMA_READ", "e.IBV_WR_RDMA_WRITE", "e.IBV_WR_SEND"
 FETCH_ADD = "e.IBV_WR_ATOMIC_FETCH_AND_ADD"
 
-#: 4 retries of 34 ms: a loaded machine must not run them out by itself.
+#: For QPs whose requests nobody answers: 34 ms, four times. An answer may take longer on a machine that is busy.
 QUICK = "timeout=13, retry_cnt=3"
 
 
@@ -19,6 +19,15 @@ QUICK = "timeout=13, retry_cnt=3"
 def two(tmp_path: Path) -> Iterator[tuple[Process, Process]]:
     with processes(tmp_path) as (a, b):
         yield a, b
+
+
+def connect_doomed(a: Process, b: Process, **options: int) -> None:
+    """Connect two processes that have a link, and an end that gives up soon: nothing is to be answered on it."""
+    connect(a, b, name="linked")
+    assert (
+        a("linked.post(e.IBV_WR_RDMA_WRITE, linked.sge(8), peer=far_linked)\nlinked.sent().status") == e.IBV_WC_SUCCESS
+    )
+    connect(a, b, changes=QUICK, **options)
 
 
 def status(process: Process, opcode: str, length: int = 8, more: str = "peer=far") -> int:
@@ -165,19 +174,18 @@ def test_more_queues_than_the_link_has_room_for(two: tuple[Process, Process]) ->
 @pytest.mark.parametrize("opcode", [READ, WRITE, SEND, FETCH_ADD])
 def test_a_killed_peer_is_a_timeout(two: tuple[Process, Process], opcode: str, length: int) -> None:
     a, b = two
-    connect(a, b, size=1 << 20, changes="timeout=12, retry_cnt=3")  # 17 ms, four times
-    assert status(a, WRITE) == e.IBV_WC_SUCCESS
+    connect_doomed(a, b, size=1 << 20)
     b.kill()
     began = time.monotonic()
     more = "" if opcode == SEND else "peer=far, atomic=(1, 1)" if opcode == FETCH_ADD else "peer=far"
     assert status(a, opcode, 8 if opcode == FETCH_ADD else length, more) == e.IBV_WC_RETRY_EXC_ERR
-    assert 0.06 < time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.134
     assert a("end.query_state()") == e.IBV_QPS_ERR
 
 
 def test_a_peer_killed_in_the_middle(two: tuple[Process, Process]) -> None:
     a, b = two
-    connect(a, b, size=1 << 20, changes=QUICK)
+    connect(a, b, size=1 << 20, changes="timeout=16, retry_cnt=3")  # 0.3 s, four times
     a.start(
         "while True:\n"
         "    for i in range(8): end.post(e.IBV_WR_RDMA_WRITE, end.sge(1 << 20), peer=far)\n"
@@ -204,9 +212,8 @@ def test_a_stopped_peer_is_waited_for(two: tuple[Process, Process]) -> None:
 
 def test_a_peer_stopped_for_too_long_is_a_timeout_and_gets_nothing_later(two: tuple[Process, Process]) -> None:
     a, b = two
-    connect(a, b, changes=QUICK)
+    connect_doomed(a, b)
     b("end.mr.write(bytes(64), 64)\nNone")
-    assert status(a, READ) == e.IBV_WC_SUCCESS
     b.stop()
     a("end.fill(64)\nNone")
     assert status(a, WRITE, 64) == e.IBV_WC_RETRY_EXC_ERR
@@ -217,7 +224,7 @@ def test_a_peer_stopped_for_too_long_is_a_timeout_and_gets_nothing_later(two: tu
 
 def test_a_restarted_peer_can_be_connected_to(tmp_path: Path) -> None:
     with processes(tmp_path) as (a, b):
-        connect(a, b, changes=QUICK)
+        connect(a, b)
         assert status(a, WRITE) == e.IBV_WC_SUCCESS
         b.kill()
         for _ in range(3):
@@ -233,8 +240,7 @@ def test_a_restarted_peer_can_be_connected_to(tmp_path: Path) -> None:
 
 def test_a_peer_that_ends_well_is_a_timeout_too(two: tuple[Process, Process]) -> None:
     a, b = two
-    connect(a, b, changes=QUICK)
-    assert status(a, WRITE) == e.IBV_WC_SUCCESS
+    connect_doomed(a, b)
     assert b.end() == 0
     assert status(a, WRITE) == e.IBV_WC_RETRY_EXC_ERR
 

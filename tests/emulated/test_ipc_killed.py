@@ -1,5 +1,6 @@
 """A peer that is killed in the middle of everything: what is under way ends with "retries exceeded", whatever it was."""
 
+import contextlib
 import os
 import random
 import signal
@@ -11,7 +12,16 @@ import pytest
 from emulated.core import DEVICE
 
 import aiordma
-from aiordma import Completion, MemoryRegion, QueuePair, RemoteBuffer, RetryExceededError, WrFlushError, exchange
+from aiordma import (
+    Completion,
+    Device,
+    MemoryRegion,
+    QueuePair,
+    RemoteBuffer,
+    RetryExceededError,
+    WrFlushError,
+    exchange,
+)
 
 #: Makes a child for each line that comes, which connects and then only is there.
 NURSERY = """
@@ -71,33 +81,56 @@ def operation(kind: str, qp: QueuePair, mr: MemoryRegion, there: RemoteBuffer, l
             return qp.atomic_fetch_add(mr[:8], there[:8], 1)
 
 
+async def killed(
+    nursery: "subprocess.Popen[str]",
+    kind: str,
+    device: Device,
+    mr: MemoryRegion,
+    length: int,
+    left: int,
+    timeout: int,
+) -> bool:
+    """Kills a peer after so many operations. False: it didn't get that far, since the peer had to wait for a CPU too long."""
+    pid, port = make_child(nursery)
+    try:
+        async with device.create_qp(timeout=timeout, retry_cnt=2) as qp:
+            there = (await exchange.connect("127.0.0.1", port, qp)).buffers["memory"]
+            under_way = [operation(kind, qp, mr, there, length) for _ in range(8)]
+            for _ in range(left):
+                try:
+                    await under_way.pop(0)
+                except RetryExceededError:
+                    for one in under_way:
+                        with contextlib.suppress(WrFlushError):
+                            await one
+                    return False
+                under_way.append(operation(kind, qp, mr, there, length))
+            os.kill(pid, signal.SIGKILL)
+            pid = 0
+            failed = False
+            while not failed:
+                under_way.append(operation(kind, qp, mr, there, length))
+                try:
+                    await under_way.pop(0)
+                except RetryExceededError:
+                    failed = True
+            for one in under_way:
+                with pytest.raises(WrFlushError):
+                    await one
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+    return True
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["read", "write", "send", "atomic"])
 async def test_a_peer_killed_at_any_moment_is_a_timeout(nursery: "subprocess.Popen[str]", kind: str) -> None:
     rng = random.Random(kind)
     async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(1 << 20)) as mr:
         for _ in range(ROUNDS):
-            pid, port = make_child(nursery)
             length, left = rng.choice([9000, 1 << 20]), rng.randint(0, 40)
-            try:
-                async with device.create_qp(timeout=12, retry_cnt=2) as qp:  # 17 ms, three times
-                    there = (await exchange.connect("127.0.0.1", port, qp)).buffers["memory"]
-                    under_way = [operation(kind, qp, mr, there, length) for _ in range(8)]
-                    for _ in range(left):
-                        await under_way.pop(0)
-                        under_way.append(operation(kind, qp, mr, there, length))
-                    os.kill(pid, signal.SIGKILL)
-                    pid = 0
-                    failed = False
-                    while not failed:
-                        under_way.append(operation(kind, qp, mr, there, length))
-                        try:
-                            await under_way.pop(0)
-                        except RetryExceededError:
-                            failed = True
-                    for one in under_way:
-                        with pytest.raises(WrFlushError):
-                            await one
-            finally:
-                if pid:
-                    os.kill(pid, signal.SIGKILL)
+            timeout = 12  # 17 ms, three times
+            while not await killed(nursery, kind, device, mr, length, left, timeout):
+                timeout += 1
+                assert timeout < 20, "a peer that lives doesn't answer"

@@ -37,7 +37,7 @@ def run_two(runtime: Path, command: Sequence[str]) -> str:
     whole = [sys.executable, "-m", "aiordma.cli", "emulate", "--", *command, "-p", str(port)]
     with subprocess.Popen(whole, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not listening(port):
                 assert server.poll() is None
                 assert time.monotonic() < deadline
@@ -86,7 +86,9 @@ PERFTEST = [
 @pytest.mark.parametrize("command", PERFTEST)
 def test_perftest(tmp_path: Path, command: str) -> None:
     n = "20" if "8388608" in command else "200"
-    output = run_two(tmp_path, [*command.split(), "-x", "3", "-F", "-n", n])
+    # An answer may take longer than the half second that is perftest's own limit, on a machine that is busy.
+    patience = [] if command.endswith(("UC", "UD")) else ["-u", "18"]
+    output = run_two(tmp_path, [*command.split(), "-x", "3", "-F", "-n", n, *patience])
     assert "#iterations" in output
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from emulated.core import goes_quiet
 from emulated.ipc import Process, connect, make_end, processes
 from pyverbs import enums as e
 
@@ -56,7 +57,7 @@ def test_a_survivor_lets_go_of_the_dead(tmp_path: Path) -> None:
         connect(a, b)
         assert write(a) == e.IBV_WC_SUCCESS
         b.kill()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         mapped = Path(f"/proc/{a.pid}/maps")
         while "link-" in mapped.read_text():
             assert time.monotonic() < deadline
@@ -125,11 +126,8 @@ def test_an_idle_process_uses_no_cpu(tmp_path: Path) -> None:
     with processes(tmp_path) as (a, b):
         connect(a, b)
         assert write(a) == e.IBV_WC_SUCCESS
-        time.sleep(0.3)
-        before = [p("time.process_time()") for p in (a, b)]
-        time.sleep(2)
-        spent = [p("time.process_time()") - t for p, t in zip((a, b), before, strict=True)]
-        assert max(spent) < 0.2, spent
+        for process in (a, b):
+            assert goes_quiet(lambda process=process: process("time.process_time()"), 1, 0.1)
         assert write(a) == e.IBV_WC_SUCCESS
 
 

@@ -701,7 +701,7 @@ async def test_64_targets_16_streams_1000_writes_each(request: pytest.FixtureReq
     async with setting(n, 4, 8 * per_target, log_streams=4, log_errored=4) as s:
         assert len(s.pool.lanes) == 64
         operations: list[PoolOperation] = []
-        with anyio.fail_after(100):
+        with anyio.fail_after(250):
             for w in range(per_target):
                 at = 8 * w
                 here = s.local[at : at + 8]
@@ -727,7 +727,7 @@ async def test_a_poisoned_target_among_64() -> None:
     per_target = 20
     async with setting(64, 2, 8 * per_target, log_streams=4, log_errored=4) as s:
         good, bad = [], []
-        with anyio.fail_after(100):
+        with anyio.fail_after(250):
             for w in range(per_target):
                 good.extend(s.write(i, 8 * w) for i in range(64))
                 if w % 4 == 0:

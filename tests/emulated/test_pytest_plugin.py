@@ -108,7 +108,7 @@ def run(pytester: pytest.Pytester) -> Run:
             env={k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))} | env,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=280,
             check=False,
             cwd=pytester.path,
         )

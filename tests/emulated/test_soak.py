@@ -4,6 +4,7 @@ import struct
 from collections import deque
 
 import anyio
+import pytest
 from emulated.core import connected
 
 import aiordma
@@ -14,6 +15,7 @@ OPERATIONS = (1 << 23) + (1 << 18)
 WINDOW = 100
 
 
+@pytest.mark.timeout(900)
 def test_more_operations_than_half_a_lap_of_the_counters() -> None:
     """The counters are the device's and libmlx5's, which know nothing of loops: one loop is enough for it."""
 

