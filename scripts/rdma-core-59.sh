@@ -3,7 +3,8 @@
 # PyPI's pyverbs 59.0 is, builds it below build/ and runs on it
 #   - writes by pyverbs and by aiordma, with the emulated NIC attached in the process (tests/conformance/smoke.py)
 #   - its ibv_devinfo, with the emulated NIC preloaded
-#   - its own Python tests (tests/conformance), unless AIORDMA_SMOKE_ONLY is set. Arguments go to pytest
+#   - its own Python tests (tests/conformance), unless AIORDMA_SMOKE_ONLY is set. Arguments go to pytest,
+#     or --report, alone, has what they give written down (tests/conformance/report.py)
 #
 # pyverbs works only with the libibverbs of exactly its version, so that both are built, and the distribution's stay out of
 # sight. Run by `tox -e rdma-core-59`, whose Python has aiordma and pytest, or by hand in such an environment.
@@ -48,4 +49,6 @@ export LD_LIBRARY_PATH=$top/build/lib PYTHONPATH=$top/build/python PYTHONSAFEPAT
 "$python" tests/conformance/smoke.py "$version"
 "$python" -m aiordma.cli emulate -- "$top/build/bin/ibv_devinfo" | grep -E 'hca_id|board_id|state'
 [ -z "${AIORDMA_SMOKE_ONLY:-}" ] || exit 0
-AIORDMA_RDMA_CORE_TESTS=$source/tests exec "$python" -m pytest --all-modules "${@:-tests/conformance}"
+export AIORDMA_RDMA_CORE_TESTS=$source/tests
+[ "${1:-}" != --report ] || exec "$python" tests/conformance/report.py
+exec "$python" -m pytest --all-modules "${@:-tests/conformance}"

@@ -31,7 +31,6 @@ WHY = (
     (r"huge pages", "the machine has no huge pages set aside"),
     (r"[Mm]ulticast is not supported", "multicast isn't emulated"),
     (r"reserved QP|dc_external_qp SkipTest", "queue pair numbers can't be reserved"),
-    (r"net interface", "librdmacm's connection manager wasn't emulated when these were run"),
     (r"mkey_sig|signature", "signature offload isn't emulated"),
     (r"compression", "CQE compression isn't emulated"),
     (r"LAG|lag", "the emulated ports don't form a LAG"),
