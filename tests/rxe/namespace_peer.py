@@ -15,8 +15,9 @@ import aiordma
 
 PORT = 18515
 VIAS: tuple[aiordma.cm.Via, ...] = ("tcp", "rdma_cm")
-#: A peer that isn't reached is given up in a moment.
-CONFIG = aiordma.QPConfig(timeout=12, retry_cnt=2)
+#: A peer that isn't reached is given up in two seconds; one that is isn't, when a busy machine stops the VM for a while.
+#: With 7 retries rxe never gives up.
+CONFIG = aiordma.QPConfig(timeout=16, retry_cnt=6)
 Prepare = Callable[[aiordma.QueuePair], None]
 
 
@@ -50,7 +51,7 @@ async def call(device: aiordma.Device, addresses: list[str]) -> None:
                 try:
                     memory.view()[:] = bytes(8)
                     async with aiordma.connect(
-                        address, PORT, device=device, via=via, config=CONFIG, timeout=8
+                        address, PORT, device=device, via=via, config=CONFIG, timeout=30 if via == "tcp" else 12
                     ) as connection:
                         receive = connection.recv(memory)
                         await connection.send(None)

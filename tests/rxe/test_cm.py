@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from rxe.test_link import cut, mend, packets
+from rxe.test_link import GIVES_UP, cut, mend, packets
 
 import aiordma
 from aiordma import (
@@ -15,7 +15,6 @@ from aiordma import (
     ConnectTimeoutError,
     DisconnectedError,
     GidType,
-    QPConfig,
     QueuePair,
     RejectedError,
     Request,
@@ -145,11 +144,7 @@ async def test_a_peer_that_disconnects_is_noticed_and_ends_what_is_in_flight(fam
 
 @families
 async def test_a_link_that_is_cut_ends_operations_and_a_new_connection_works(family: str) -> None:
-    # rxe never gives up with 7 retries, the default.
-    async with (
-        joined(family, config=QPConfig(timeout=12, retry_cnt=2)) as (a, b),
-        b.device.reg_mr(bytearray(64)) as memory,
-    ):
+    async with joined(family, config=GIVES_UP) as (a, b), b.device.reg_mr(bytearray(64)) as memory:
         await a.rdma_write(b"12345678", memory.remote())
         cut("veth1")
         try:

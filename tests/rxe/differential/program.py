@@ -35,6 +35,17 @@ FAILURES = (
     "peer in error",
 )
 
+#: Those that the peer hears nothing of, or that are no error of its: its QP stays as it is.
+ONE_SIDED = frozenset(
+    {
+        "bad lkey",
+        "local out of bounds",
+        "read into a bad lkey",
+        "read into memory without LOCAL_WRITE",
+        "no receive",
+    }
+)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -110,6 +121,14 @@ class Program:
     qp_rights: tuple[frozenset[str], frozenset[str]]
     steps: list[Step] = field(default_factory=list)
     failure: str | None = None
+
+    @property
+    def states(self) -> list[str]:
+        """What the states of the QPs are to be at the end."""
+        if self.failure is None:
+            return ["RTS", "RTS"]
+        fails = self.steps[-1].end
+        return ["RTS" if self.failure in ONE_SIDED and end != fails else "ERR" for end in range(2)]
 
     def describe(self) -> str:
         """The program, one step a line."""
