@@ -135,7 +135,7 @@ class Peer:
         """The next line that it says."""
         assert self._process.stdout is not None
         line = await anyio.to_thread.run_sync(self._process.stdout.readline, abandon_on_cancel=True)
-        assert line, f"the peer has ended: {self._process.wait(10)}"
+        assert line, f"the peer has ended: {self._process.wait(60)}"
         return line.strip()
 
     def say(self, line: str) -> None:
@@ -152,7 +152,7 @@ class Peer:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(60)
 
     async def ended(self) -> int:
         return await anyio.to_thread.run_sync(self._process.wait, 30)
@@ -160,7 +160,7 @@ class Peer:
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait(20)
+        self._process.wait(60)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -173,15 +174,24 @@ async def eventually(condition: Callable[[], object]) -> None:
             await anyio.sleep(0.001)
 
 
-def goes_quiet(cpu_time: Callable[[], float], seconds: float, share: float) -> bool:
-    """Whether there comes a time of ``seconds`` in which ``cpu_time()`` grows by less than that share of them.
+def goes_quiet(pid: int, cpu_time: Callable[[], float], seconds: float, share: float) -> bool:
+    """Whether there comes a time of ``seconds`` in which a process's ``cpu_time()`` grows by less than that share of them.
 
-    Who is idle gets there, if not at once on a busy machine; who spins for ever doesn't.
+    Who is idle gets there, if not at once on a busy machine. Who spins for ever doesn't: if it gets no CPU, it wants one.
     """
+
+    def wants_a_cpu() -> bool:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            # One that has just ended has no state, and of the one that asks for the time nothing is to be learnt.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if task.name != str(pid) and (task / "stat").read_text().rpartition(")")[2].split()[0] == "R":
+                    return True
+        return False
+
     for _ in range(20):
         before = cpu_time()
         time.sleep(seconds)
-        if cpu_time() - before < share * seconds:
+        if cpu_time() - before < share * seconds and not wants_a_cpu():
             return True
     return False
 

@@ -50,7 +50,7 @@ class Process:
     def result(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"the process has ended: {self._process.wait(10)}"
+        assert line, f"the process has ended: {self._process.wait(60)}"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
         return answer["value"]
@@ -71,7 +71,7 @@ class Process:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
 
     def end(self) -> int:
         """End it as a program ends, and return its exit status."""
@@ -79,12 +79,12 @@ class Process:
         if self._process.poll() is None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        return self._process.wait(20)
+        return self._process.wait(60)
 
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):

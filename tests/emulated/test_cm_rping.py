@@ -33,7 +33,7 @@ def rping(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
         yield started
     finally:
         started.terminate()
-        started.wait(20)
+        started.wait(60)
 
 
 async def test_rping_connects_to_a_listener_and_says_where_its_buffer_is() -> None:

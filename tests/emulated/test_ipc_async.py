@@ -159,7 +159,7 @@ async def test_a_stream_to_a_process_that_is_stopped_holds_up_no_other() -> None
     finally:
         for target in targets:
             target.kill()
-            target.wait(10)
+            target.wait(60)
             assert target.stdout is not None
             target.stdout.close()
 
@@ -189,6 +189,6 @@ def run(tmp_path: Path, program: str, lines: int) -> None:
             )
             assert done.returncode == 0, done.stderr
             assert server.stdout.read() == "done\n"
-            assert server.wait(20) == 0
+            assert server.wait(60) == 0
         finally:
             server.kill()

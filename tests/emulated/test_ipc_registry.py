@@ -127,7 +127,7 @@ def test_an_idle_process_uses_no_cpu(tmp_path: Path) -> None:
         connect(a, b)
         assert write(a) == e.IBV_WC_SUCCESS
         for process in (a, b):
-            assert goes_quiet(lambda process=process: process("time.process_time()"), 1, 0.1)
+            assert goes_quiet(process.pid, lambda process=process: process("time.process_time()"), 1, 0.1)
         assert write(a) == e.IBV_WC_SUCCESS
 
 

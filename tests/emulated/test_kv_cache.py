@@ -49,7 +49,7 @@ class Program:
         assert self._process.stdout is not None
         found = await anyio.to_thread.run_sync(self._process.stdout.readline, abandon_on_cancel=True)
         if not found:
-            pytest.fail(f"the program has ended: {self._process.communicate(timeout=20)}")
+            pytest.fail(f"the program has ended: {self._process.communicate(timeout=60)}")
         return found.strip()
 
     def signal(self, number: int) -> None:
@@ -63,7 +63,7 @@ class Program:
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=60)
 
 
 @contextmanager

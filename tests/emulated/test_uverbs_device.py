@@ -315,4 +315,4 @@ def test_the_device_thread_ends_with_the_last_context(run_python) -> None:
 
 def test_an_idle_device_costs_next_to_no_cpu() -> None:
     with Context(name="mlx5_0"):
-        assert goes_quiet(time.process_time, 0.3, 1 / 3)
+        assert goes_quiet(os.getpid(), time.process_time, 0.3, 1 / 3)
