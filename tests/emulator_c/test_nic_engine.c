@@ -171,7 +171,8 @@ static unsigned commands_between_large(void)
 		struct tmr other;
 
 		CHECK(monotonic_us() < end);
-		if (commands < 100) {
+		/* The small ones are done, so it's at the large ones. */
+		if (small == SMALL && commands < 100) {
 			mr_new(&other, &app, mem, 8, 0);
 			mr_free(&other);
 			commands += 2;
