@@ -24,12 +24,15 @@ pytestmark = [
 EXECUTE = Path(__file__).parent / "differential" / "execute.py"
 #: Seconds for a program, at most.
 A_PROGRAM = 20
+#: Programs a test: what was found shows as it goes on, rather than after the last of a thousand.
+A_TEST = 50
 
 
-def seeds() -> range:
+def seeds() -> list[range]:
     text = os.environ.get("AIORDMA_DIFFERENTIAL", "50")
     first, _, last = text.partition("-")
-    return range(int(first), int(last) + 1) if last else range(1, int(first) + 1)
+    begin, end = (int(first), int(last) + 1) if last else (1, int(first) + 1)
+    return [range(n, min(n + A_TEST, end)) for n in range(begin, end, A_TEST)]
 
 
 def outcomes(devices: list[str], chosen: range) -> "subprocess.Popen[str]":
@@ -54,9 +57,9 @@ def read(process: "subprocess.Popen[str]", chosen: range) -> dict[int, Any]:
     return {line["seed"]: line["outcome"] for line in map(json.loads, output.splitlines())}
 
 
-@pytest.mark.timeout(3000)
-def test_random_programs_have_the_same_outcome_on_both_devices() -> None:
-    chosen = seeds()
+@pytest.mark.timeout(90 + A_PROGRAM * A_TEST)
+@pytest.mark.parametrize("chosen", seeds(), ids=lambda chosen: f"{chosen[0]}-{chosen[-1]}")
+def test_random_programs_have_the_same_outcome_on_both_devices(chosen: range) -> None:
     real = outcomes([DEVICE, PEER_DEVICE or DEVICE], chosen)
     emulated = outcomes(["emulated:mlx5_0", "emulated:mlx5_1"], chosen)
     try:
