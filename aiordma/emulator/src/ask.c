@@ -6,8 +6,10 @@
 #include "wire.h"
 
 /* How long the other side may take for a request that it has begun, while we want to cancel it: a slice is copied in
- * well under a millisecond; but the process can be stopped or killed in the middle. */
-#define CANCEL_NS 2000000u
+ * well under a millisecond, but its thread can be off the CPU in the middle for as long as a busy machine likes. All of this
+ * device stands still meanwhile, so a process that was stopped there isn't waited for until it goes on. */
+#define CANCEL_NS 200000000u
+#define SPIN_NS 50000u
 
 static bool has_payload(const struct nic_req *req)
 {
@@ -281,10 +283,15 @@ bool wire_take_answers(struct wire_link *l)
 /* The other side has begun: let it end. */
 static void wait_until_done(const struct wire_slot *s)
 {
-	uint64_t until = now_ns() + CANCEL_NS;
+	const struct timespec a_moment = { .tv_nsec = SPIN_NS };
+	uint64_t begin = now_ns(), passed;
 
-	while (__atomic_load_n(&s->state, __ATOMIC_ACQUIRE) == SLOT_TAKEN && now_ns() < until)
-		cpu_relax();
+	while (__atomic_load_n(&s->state, __ATOMIC_ACQUIRE) == SLOT_TAKEN && (passed = now_ns() - begin) < CANCEL_NS) {
+		if (passed < SPIN_NS)
+			cpu_relax();
+		else
+			nanosleep(&a_moment, NULL);
+	}
 }
 
 bool wire_take_back(struct wire_link *l, uint32_t slot)
