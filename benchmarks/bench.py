@@ -161,6 +161,7 @@ def main(
         rss_ops=rss_ops or (1_000_000 if quick else 10_000_000),
         wait_ms=50 if ops else 300 if quick else 1000,
         imports=1 if ops else 5 if quick else 15,
+        processes=1 if ops or quick else 3,
     )
     try:
         build_c()

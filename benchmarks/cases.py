@@ -79,7 +79,8 @@ class Contender:
 @dataclass
 class Case:
     """One workload. ``reference``: the contender that the others are compared with. ``size``: bytes of an operation, where
-    bandwidth is of interest. ``samples``: whether single operations are timed too."""
+    bandwidth is of interest. ``samples``: whether single operations are timed too. ``processes``: so many of each contender
+    take turns, where it matters which pages a process happened to get."""
 
     name: str
     title: str
@@ -89,6 +90,7 @@ class Case:
     samples: bool = False
     unit: str = "operation"
     group: str = ""
+    processes: int = 1
     notes: list[str] = field(default_factory=list)
 
 
@@ -308,6 +310,7 @@ def _two_processes(f: Field) -> Iterator[Case]:
 
 
 def _scale(f: Field) -> Iterator[Case]:
+    many = "Up to three processes of each take turns. aiordma's queue pairs are all on one CQ of 131,072 entries."
     for qps in (1, 10, 100, 1000):
         yield Case(
             f"qps_{qps}",
@@ -318,6 +321,8 @@ def _scale(f: Field) -> Iterator[Case]:
                 *f.aiordma("turns", 8, 16, qps, spins=(SPIN_US,)),
             ],
             group="qps",
+            processes=3,
+            notes=[many],
         )
     for workload, of_what in (("regions", "memory regions"), ("pages", "memory regions, each on a page of its own,")):
         yield Case(
@@ -328,6 +333,8 @@ def _scale(f: Field) -> Iterator[Case]:
                 *f.aiordma(workload, 8, 16, 1000, spins=(SPIN_US,)),
             ],
             group="qps",
+            processes=3,
+            notes=[many],
         )
     for tasks in (1, 16, 64, 256):
         yield Case(

@@ -22,7 +22,8 @@ MOST_OPS = 2_000_000
 @dataclass(frozen=True)
 class Settings:
     """``slice_ms``: how long a contender's turn takes, about. ``ops``: or how many operations, if it isn't 0. ``samples``:
-    single operations that are timed where a workload has them. ``budget``: seconds for everything."""
+    single operations that are timed where a workload has them. ``budget``: seconds for everything. ``processes``: at most
+    so many of one contender, where a workload asks for several."""
 
     rounds: int
     slice_ms: float
@@ -32,6 +33,7 @@ class Settings:
     rss_ops: int
     wait_ms: int
     imports: int
+    processes: int
 
 
 @dataclass
@@ -57,11 +59,12 @@ class Outcome:
 
 @dataclass
 class Entry:
-    """A contender of a workload that has been started. ``ops``: operations of a turn."""
+    """A contender of a workload that has been started: a process, or several that take turns. ``ops``: operations of a
+    turn."""
 
     outcome: Outcome
     measured: Measured
-    contestant: Contestant
+    contestants: list[Contestant]
     ops: int = 0
 
     def attempt(self, step: Callable[[Entry], object]) -> None:
@@ -74,16 +77,21 @@ class Entry:
                 self.outcome.failed[name] = str(e)
 
     def turn(self, number: int) -> None:
+        contestant = self.contestants[number % len(self.contestants)]
         if not self.measured.contender.perftest:
-            self.contestant.ask("run", max(1, self.ops // 20))  # the device was asleep
-        answer = self.contestant.ask("run", self.ops)
+            contestant.ask("run", max(1, self.ops // 20))  # the device was asleep
+        answer = contestant.ask("run", self.ops)
         self.measured.ns.append(answer["ns"] / answer["ops"])
         self.measured.rounds.append(number)
         if answer["cpu_ns"] is not None:
             self.measured.cpu_ns.append(answer["cpu_ns"] / answer["ops"])
 
     def sample(self, number: int) -> None:
-        self.measured.samples += self.contestant.ask("sample", number)["samples"]
+        self.measured.samples += self.contestants[0].ask("sample", number)["samples"]
+
+    def wait_ready(self) -> None:
+        for contestant in self.contestants:
+            contestant.wait_ready()
 
 
 def run_together(
@@ -102,9 +110,11 @@ def run_together(
                     outcome.left_out[contender.name] = contender.left_out
                     continue
                 kind = Perftest if contender.perftest else Worker
-                entries.append(Entry(outcome, Measured(contender), kind(contender.command, bench.environment)))
+                entries.append(Entry(outcome, Measured(contender), []))
+                for _ in range(min(outcome.case.processes, settings.processes)):
+                    entries[-1].contestants.append(kind(contender.command, bench.environment))
         for entry in entries:
-            entry.attempt(lambda e: e.contestant.wait_ready())
+            entry.attempt(lambda e: e.wait_ready())
         for entry in entries:
             entry.attempt(lambda e: calibrate(e, settings))
         rounds(entries, settings, seconds, progress)
@@ -114,10 +124,11 @@ def run_together(
                     entry.attempt(lambda e: e.sample(max(1, settings.samples // SAMPLE_TURNS)))
     finally:
         # All of them are told first: a Python takes its time to end.
-        for entry in entries:
-            entry.contestant.finish()
-        for entry in entries:
-            entry.contestant.close()
+        contestants = [contestant for entry in entries for contestant in entry.contestants]
+        for contestant in contestants:
+            contestant.finish()
+        for contestant in contestants:
+            contestant.close()
     for entry in entries:
         if entry.measured.contender.name not in entry.outcome.failed:
             entry.outcome.measured.append(entry.measured)
@@ -146,10 +157,10 @@ def calibrate(entry: Entry, settings: Settings) -> None:
     wanted = settings.slice_ms * 1e6
     ops = 64
     while True:
-        answer = entry.contestant.ask("run", ops)
+        answer = entry.contestants[0].ask("run", ops)
         if answer["ns"] >= wanted / 4:
             # The first time takes longer: a run of trio that starts its first tasks by far.
-            answer = entry.contestant.ask("run", ops)
+            answer = entry.contestants[0].ask("run", ops)
         if answer["ns"] >= wanted / 4 or ops >= MOST_OPS:
             break
         ops *= 4
