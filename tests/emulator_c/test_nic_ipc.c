@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  * Two processes: random operations against a model, with receivers that come late, with somebody who writes rubbish into
- * what they share, and with somebody who cuts it short. */
+ * what they share, with somebody who cuts it short, and with a device that stands still in the middle of something. */
 #define _GNU_SOURCE
 #include "nic_world.h"
+#include "wire.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -459,6 +460,150 @@ static void registry_cutter(bool unused)
 	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
 }
 
+/* ---------------------------------------------------------------- a device that stands still */
+
+#define CANCEL_US 200000u /* how long cancelling waits for what the other side has begun */
+#define ASKED 16u	   /* of each queue pair */
+
+static void standing(bool one_copy)
+{
+	open_side(1, one_copy);
+	connect_all(18, 7);
+	aiordma_emu_stepping(1);
+	__atomic_store_n(&s->go_on, 1, __ATOMIC_RELEASE);
+	wait_for(&s->stop, 1);
+	aiordma_emu_stepping(0);
+	close_side();
+}
+
+static struct wire_link *the_link(void)
+{
+	return container_of(wire_links.next, struct wire_link, link);
+}
+
+static void ask(struct tqp *q)
+{
+	struct sge e = { s->mem[0], 64, mr.m.key };
+	struct wr w = { .opcode = MLX5_OPCODE_RDMA_WRITE, .sg = &e, .nsg = 1, .raddr = (uintptr_t)s->mem[1], .rkey = s->key[1] };
+
+	qp_post(q, &w);
+}
+
+/* As if the other side had begun what it was asked, or done it. */
+static unsigned change(struct wire_half *h, uint32_t from, uint32_t to)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i < WIRE_SLOTS; i++) {
+		if (__atomic_load_n(&h->slots[i].state, __ATOMIC_ACQUIRE) != from)
+			continue;
+		__atomic_store_n(&h->slots[i].state, to, __ATOMIC_RELEASE);
+		if (to == SLOT_ANSWERED)
+			wire_put(&h->answered, i);
+		n++;
+	}
+	return n;
+}
+
+static void flushed(unsigned n)
+{
+	struct wc wc;
+
+	aiordma_emu_step();
+	while (n--) {
+		CHECK(cq_poll(&scq, &wc));
+		CHECK_EQ(wc.syndrome, MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
+	}
+}
+
+/* It's in the middle of one request at most, so it's waited for once. */
+static void waits_once(void)
+{
+	struct wire_link *l;
+	uint64_t begin;
+
+	for (unsigned i = 0; i < QPS; i++)
+		for (unsigned k = 0; k < ASKED; k++)
+			ask(&qp[i]);
+	aiordma_emu_step();
+	l = the_link();
+	CHECK_EQ(change(l->mine, SLOT_ASKED, SLOT_TAKEN), QPS * ASKED);
+	begin = monotonic_us();
+	for (unsigned i = 0; i < QPS; i++)
+		qp_state(&qp[i], IBV_QPS_ERR);
+	CHECK(monotonic_us() - begin >= CANCEL_US);
+	CHECK(monotonic_us() - begin < QPS * ASKED * CANCEL_US / 2);
+	flushed(QPS * ASKED);
+	change(l->mine, SLOT_TAKEN, SLOT_ANSWERED);
+	aiordma_emu_step();
+	CHECK_EQ(l->nunused, WIRE_SLOTS);
+}
+
+/* The other side, which cancels too: it's done with our request when we're done with its. */
+static void *waiting_peer(void *link)
+{
+	struct wire_link *l = link;
+
+	while (__atomic_load_n(&l->theirs->slots[0].state, __ATOMIC_ACQUIRE) != SLOT_ANSWERED)
+		usleep(50);
+	change(l->mine, SLOT_TAKEN, SLOT_ANSWERED);
+	return NULL;
+}
+
+static uint64_t refuse_and_cancel(struct wire_link *l)
+{
+	union ibv_gid gid = device_gid(0);
+	struct wire_slot *theirs = &l->theirs->slots[0];
+	uint64_t begin;
+	pthread_t peer;
+
+	reconnect(&qp[0], 0, 18);
+	ask(&qp[0]);
+	aiordma_emu_step();
+	CHECK_EQ(change(l->mine, SLOT_ASKED, SLOT_TAKEN), 1);
+	theirs->request = (struct wire_request){
+		.opcode = MLX5_OPCODE_RDMA_WRITE, .flags = WIRE_FIRST | WIRE_LAST, .src_type = IBV_QPT_RC,
+		.src_mtu = IBV_MTU_4096, .gid_type = IBV_GID_TYPE_ROCE_V2, .src_qpn = qp[0].qp.dest_qpn,
+		.dst_qpn = qp[0].qp.qpn, .psn = nic(&qp[0].qp)->rx_psn, .packets = 1, .rkey = ~mr.m.key, .msg_len = 64,
+		.len = 64, .raddr = (uintptr_t)s->mem[0],
+	};
+	memcpy(theirs->request.sgid, gid.raw, sizeof(gid.raw));
+	memcpy(theirs->request.dgid, gid.raw, sizeof(gid.raw));
+	__atomic_store_n(&theirs->state, SLOT_ASKED, __ATOMIC_RELEASE);
+	wire_put(&l->theirs->asked, 0);
+	CHECK(!pthread_create(&peer, NULL, waiting_peer, l));
+	begin = monotonic_us();
+	aiordma_emu_step();
+	begin = monotonic_us() - begin;
+	CHECK(!pthread_join(peer, NULL));
+	CHECK_EQ(qp_state_now(&qp[0]), IBV_QPS_ERR);
+	flushed(1);
+	return begin;
+}
+
+/* Two that cancel in the middle of each other's requests don't wait for each other. */
+static void waits_for_none(void)
+{
+	unsigned rounds = 0;
+
+	/* On a busy machine the other thread may come late, but not each time. */
+	while (refuse_and_cancel(the_link()) >= CANCEL_US / 2)
+		CHECK(++rounds < 30);
+}
+
+static void cancelling(bool one_copy)
+{
+	open_side(0, one_copy);
+	connect_all(18, 7);
+	wait_for(&s->go_on, 1);
+	aiordma_emu_stepping(1);
+	waits_once();
+	waits_for_none();
+	aiordma_emu_stepping(0);
+	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
+	close_side();
+}
+
 /* ---------------------------------------------------------------- */
 
 static void start(void (*run)(bool), bool one_copy)
@@ -502,6 +647,10 @@ int main(void)
 		CHECK(s != MAP_FAILED);
 		start(sender, one_copy);
 		start(receiver, one_copy);
+		finish(2);
+		memset(s, 0, offsetof(struct shared, mem));
+		start(cancelling, one_copy);
+		start(standing, one_copy);
 		finish(2);
 		together(disturbed, scribbler, one_copy);
 		together(torn, cutter, one_copy);

@@ -5,6 +5,8 @@
 
 #include "wire.h"
 
+bool wire_serving;
+
 static struct nic_sgl payload;
 
 /* Nothing in it but what the receiving end can live with, whatever its value. */
@@ -137,7 +139,9 @@ bool wire_take_requests(struct wire_link *l, uint32_t head)
 			continue;
 		if (__atomic_compare_exchange_n(&l->theirs->slots[slot].state, &state, SLOT_TAKEN, false,
 						__ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+			wire_serving = true;
 			serve(l, slot);
+			wire_serving = false;
 			__atomic_store_n(&l->theirs->slots[slot].state, SLOT_ANSWERED, __ATOMIC_RELEASE);
 		}
 		wire_put(&l->theirs->answered, slot);

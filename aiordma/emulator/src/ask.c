@@ -42,6 +42,8 @@ void wire_release(struct wire_link *l, uint32_t slot)
 	free(l->sent[slot]);
 	l->sent[slot] = NULL;
 	l->asking[slot] = NULL;
+	if (l->stuck == slot)
+		l->stuck = WIRE_SLOTS;
 	l->busy[slot] = false;
 	l->unused[l->nunused++] = (uint16_t)slot;
 	if (list_empty(&l->full))
@@ -280,17 +282,30 @@ bool wire_take_answers(struct wire_link *l)
 
 /* ---------------------------------------------------------------- giving up */
 
-/* The other side has begun: let it end. */
-static void wait_until_done(const struct wire_slot *s)
+static bool is_taken(const struct wire_link *l, uint32_t slot)
+{
+	return __atomic_load_n(&l->mine->slots[slot].state, __ATOMIC_ACQUIRE) == SLOT_TAKEN;
+}
+
+/* The other side has begun: let it end. It does one request at a time: while it stands in the middle of one that was waited
+ * for in vain, it's in the middle of no other, whatever their slots say. */
+static void wait_until_done(struct wire_link *l, uint32_t slot)
 {
 	const struct timespec a_moment = { .tv_nsec = SPIN_NS };
 	uint64_t begin = now_ns(), passed;
 
-	while (__atomic_load_n(&s->state, __ATOMIC_ACQUIRE) == SLOT_TAKEN && (passed = now_ns() - begin) < CANCEL_NS) {
+	if (l->stuck < WIRE_SLOTS && is_taken(l, l->stuck))
+		return;
+	while (is_taken(l, slot)) {
+		passed = now_ns() - begin;
+		if (passed >= CANCEL_NS) {
+			l->stuck = slot;
+			return;
+		}
 		if (passed < SPIN_NS)
 			cpu_relax();
 		else
-			nanosleep(&a_moment, NULL);
+			clock_nanosleep(CLOCK_MONOTONIC, 0, &a_moment, NULL);
 	}
 }
 
@@ -309,7 +324,7 @@ void wire_abandon(struct wire_link *l, uint32_t slot)
 {
 	if (wire_take_back(l, slot))
 		return;
-	wait_until_done(&l->mine->slots[slot]);
+	wait_until_done(l, slot);
 	l->asking[slot] = NULL;
 }
 

@@ -30,7 +30,10 @@ static void raise_last_wqe(struct emu_qp *qp)
 
 static void enter_error(struct emu_qp *qp)
 {
-	fabric_cancel(qp);
+	/* In the middle of a peer's request it has to wait: the peer may be in the middle of one of ours, for which cancelling
+	 * waits, and wait for this one. */
+	if (!wire_serving)
+		fabric_cancel(qp);
 	streams_stop(qp);
 	engine_unstall(qp);
 	qp->stall = STALL_NONE;
@@ -128,6 +131,7 @@ static enum nic_left flush_turn(struct emu_qp *qp, bool *worked)
 {
 	uint32_t done;
 
+	fabric_cancel(qp);
 	if (inject_hung(qp))
 		return LEFT_NOTHING;
 	done = streams_flush(qp, SQ_TURN_WQES);

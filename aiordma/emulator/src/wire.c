@@ -224,6 +224,7 @@ static struct wire_link *open_link(const struct registry_peer *peer)
 	l->mine = &l->shared->half[l->side];
 	l->theirs = &l->shared->half[!l->side];
 	list_init(&l->full);
+	l->stuck = WIRE_SLOTS;
 	for (uint32_t i = 0; i < WIRE_SLOTS; i++)
 		l->unused[l->nunused++] = (uint16_t)(WIRE_SLOTS - 1 - i);
 	list_add_tail(&wire_links, &l->link);

@@ -99,6 +99,7 @@ struct wire_link {
 	void *sent[WIRE_SLOTS];		   /* what the slot's pieces point at, if it had to be gathered */
 	uint16_t unused[WIRE_SLOTS];
 	uint32_t nunused, answers_seen;
+	uint32_t stuck; /* a slot that the other side began, and was waited for in vain; WIRE_SLOTS: none */
 	struct emu_list full; /* struct nic_qp.wire_wait: they want a slot */
 	/* Of theirs. */
 	uint32_t requests_seen;
@@ -181,6 +182,7 @@ void flights_cancel(struct emu_qp *);
 void flights_lose(struct emu_qp *);
 
 /* answer.c */
+extern bool wire_serving; /* it's in the middle of a request of another process */
 bool wire_take_requests(struct wire_link *, uint32_t head); /* those that came before the ring's head was there */
 
 /* foreign.c */

@@ -13,6 +13,7 @@ OP_RUN, OP_ASK, OP_ANSWER, OP_RAW, OP_REGISTRY, OP_POST, OP_RECV, OP_CUT, OP_STA
 P_WRITE, P_READ, P_SEND, P_FA, P_WRITE_IMM, P_SEND_INVAL = range(6)
 ARENA = 0x200000000000
 REGISTRY_ENTRIES = 8320  # struct registry: the entries come after the owners of blocks
+SLOTS, SLOT, TAKEN = 896, 16576, 2  # struct wire_shared: our slots, each of which begins with its state
 
 # struct wire_request: opcode, flags at 0 and 1; rkey, npieces, lengths and the address behind.
 OPCODE, FLAGS, PSN, RKEY, SRQN, NPIECES = 0, 1, 20, 28, 36, 40
@@ -124,6 +125,13 @@ def seeds() -> dict[str, bytes]:
         + RUN
         + bytes([OP_ALIVE])
         + RUN,
+        # More at a time than the peer can have begun.
+        "taken": post(RC, P_WRITE, 8) * 20
+        + RUN
+        + b"".join(bytes([OP_RAW]) + struct.pack("<IBI", SLOTS + i * SLOT, 4, TAKEN) for i in range(20))
+        + bytes([OP_STATE, RC, 6])
+        + RUN
+        + POLL,
         "cancelled": begin + post(RC, P_READ, 99) + bytes([OP_STATE, RC, 6]) + RUN + answer(1) + answer(0) + RUN + POLL,
     }
 
