@@ -15,13 +15,18 @@ def main() -> None:
     lines = int(sys.argv[2]) if len(sys.argv) > 2 else 60
     if not results.exists():
         return
-    for name, env in json.loads(results.read_text())["testenvs"].items():
-        for command in env.get("test", []):
+    for name, env in json.loads(results.read_text(encoding="utf-8"))["testenvs"].items():
+        if env.get("result", {}).get("success"):
+            continue  # what failed there was allowed to
+        # Installing what an environment needs may fail too.
+        for command in env.get("setup", []) + env.get("test", []):
             if command["retcode"] == 0:
                 continue
             output = (command["output"] + command.get("err", "")).splitlines()
-            print(f"\n==== {name}: {' '.join(command['command'])} failed ({command['retcode']}); it ended with")
-            print("\n".join(output[-lines:]))
+            heading = f"\n==== {name}: {' '.join(command['command'])} failed ({command['retcode']}); it ended with"
+            # The very bytes that were printed: tox keeps what is no UTF-8 in a form that print() refuses.
+            text = "\n".join([heading, *output[-lines:]]) + "\n"
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
 
 
 if __name__ == "__main__":
