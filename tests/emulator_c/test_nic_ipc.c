@@ -462,13 +462,14 @@ static void registry_cutter(bool unused)
 
 /* ---------------------------------------------------------------- a device that stands still */
 
-#define CANCEL_US 200000u /* how long cancelling waits for what the other side has begun */
-#define ASKED 16u	   /* of each queue pair */
+#define CANCEL_US 200000u  /* how long cancelling waits for what the other side has begun */
+#define ASKED WIRE_FLIGHTS /* of each queue pair */
+#define LONG 23		   /* a timeout of half a minute */
 
 static void standing(bool one_copy)
 {
 	open_side(1, one_copy);
-	connect_all(18, 7);
+	connect_all(LONG, 7);
 	aiordma_emu_stepping(1);
 	__atomic_store_n(&s->go_on, 1, __ATOMIC_RELEASE);
 	wait_for(&s->stop, 1);
@@ -557,7 +558,7 @@ static uint64_t refuse_and_cancel(struct wire_link *l)
 	uint64_t begin;
 	pthread_t peer;
 
-	reconnect(&qp[0], 0, 18);
+	reconnect(&qp[0], 0, LONG);
 	ask(&qp[0]);
 	aiordma_emu_step();
 	CHECK_EQ(change(l->mine, SLOT_ASKED, SLOT_TAKEN), 1);
@@ -594,7 +595,7 @@ static void waits_for_none(void)
 static void cancelling(bool one_copy)
 {
 	open_side(0, one_copy);
-	connect_all(18, 7);
+	connect_all(LONG, 7);
 	wait_for(&s->go_on, 1);
 	aiordma_emu_stepping(1);
 	waits_once();
