@@ -73,12 +73,6 @@ def _unknown(str what, object obj):
     )
 
 
-def _public(object obj, str name):
-    """The address that newer pyverbs shows itself (CQ.cq and QP.qp from rdma-core 61)."""
-    value = getattr(obj, name, None)
-    return value if type(value) is int and value else None
-
-
 def context_address(object context) -> int:
     """Address of the ``struct ibv_context`` in a pyverbs Context."""
     cdef _SafeReader reader = _SafeReader()
@@ -122,9 +116,9 @@ def cq_address(object cq, uintptr_t context) -> int:
     cdef _SafeReader reader = _SafeReader()
     cdef v.ibv_cq seen
     cdef uint32_t handle = 0
-    public = _public(cq, "cq")
-    if public is not None and not hasattr(cq, "start_poll"):
-        return public
+    # Not by its attribute `cq`, which is the address from rdma-core 61 on: older ones give the pointer as if it were a Python
+    # object. A count of references to it is a count on the struct's first word, its context, and from Python 3.12 on not every
+    # count goes back to what it was.
     for line in str(cq).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "Handle":
@@ -148,9 +142,6 @@ def qp_address(object qp, uintptr_t context) -> int:
     cdef v.ibv_qp seen
     cdef uint32_t number = qp.qp_num
     cdef int state = qp.qp_state, type_ = qp.qp_type
-    public = _public(qp, "qp")
-    if public is not None:
-        return public
     for word in _candidates(qp):
         if not reader.read(word, &seen, sizeof(seen)) or <uintptr_t>seen.context != context:
             continue

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import pyverbs.enums as e
 from emulated.core import DEVICE, connected, open_pair
+from pyverbs.cq import CQ
 from pyverbs.device import DM, AllocDmAttr
 from pyverbs.mr import DMMR, MR
 from pyverbs.pd import PD
+from pyverbs.qp import QP, QPCap, QPInitAttr
 
 import aiordma
-from aiordma import Access, BufferAccessError, ClosedError, RemoteBuffer, UsageError, mlx5
+from aiordma import Access, BufferAccessError, ClosedError, RemoteBuffer, UsageError, _control, mlx5
 
 pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
@@ -89,6 +91,34 @@ async def test_the_state_of_a_qp_whose_pyverbs_object_is_closed_cannot_be_asked(
         srq.pyverbs.close()
         with pytest.raises(ClosedError, match="pyverbs"):
             await srq.limit_reached(1)
+
+
+class GuardedCQ(CQ):  # type: ignore[misc]
+    @property
+    def cq(self) -> int:
+        raise AssertionError
+
+
+class GuardedQP(QP):  # type: ignore[misc]
+    @property
+    def qp(self) -> int:
+        raise AssertionError
+
+
+async def test_the_structs_behind_pyverbs_objects_are_found_without_their_attributes() -> None:
+    """pyverbs before rdma-core 61 may give a pointer there as if it were a Python object, and whoever looks at it counts a
+    reference on the struct's first word. From Python 3.12 on the count doesn't always go back."""
+
+    async with aiordma.open_device(DEVICE) as device:
+        cq, guarded = CQ(device.context, 16), GuardedCQ(device.context, 16)
+        qp = GuardedQP(device.pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(4, 4, 1, 1, 0)))
+        try:
+            found = [_control.cq_address(each, device.context_address) for each in (cq, guarded)]
+            assert len({*found, _control.qp_address(qp, device.context_address)}) == 3
+        finally:
+            qp.close()
+            cq.close()
+            guarded.close()
 
 
 @pytest.mark.emulated_only("is about objects that mlx5 devices have")
