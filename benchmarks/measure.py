@@ -33,7 +33,7 @@ class Settings:
     rss_ops: int
     wait_ms: int
     imports: int
-    processes: int
+    processes: int = 1
 
 
 @dataclass
