@@ -154,7 +154,6 @@ static void fire(struct emu_cq *cq)
 	uint64_t record = cq->user_handle; /* struct ib_uverbs_comp_event_desc */
 
 	cq->armed = 0;
-	cq->event_due_ns = 0;
 	cq->comp_events++;
 	channel_send(cq->channel, &record);
 }
@@ -185,7 +184,7 @@ bool cq_check_armed(struct emu_cq *cq)
 		cq->last_arm = word;
 		word = be32toh(word);
 		cq->armed = word & MLX5_CQ_DB_REQ_NOT_SOL ? 2 : 1;
-		cq->event_due_ns = 0; /* it was for a completion that the reader has taken */
+		cq->event_due_ns = 0; /* its period begins with the first completion for this request */
 		cq->arm_ci = whole_index(cq, inject_arm_index(cq, word & INDEX_MASK));
 	}
 	if (!cq->armed)

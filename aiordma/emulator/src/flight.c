@@ -21,11 +21,6 @@ static struct wire_flight *nth(struct nic_qp *n, uint32_t i)
 	return &n->flights[(n->flight_first + i) % WIRE_FLIGHTS];
 }
 
-static uint64_t deadline(const struct emu_qp *qp)
-{
-	return qp->timeout ? engine_deadline(4096ull << (qp->timeout & 31)) : UINT64_MAX;
-}
-
 bool flight_room(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
@@ -56,7 +51,7 @@ enum nic_step flight_launch(struct emu_qp *qp, const struct nic_wqe *w, struct w
 		return STEP_LANDING;
 	if (!n->nflights++) {
 		n->flight_tries = 0;
-		n->flight_deadline = deadline(qp);
+		n->flight_deadline = requester_ack_deadline(qp);
 	}
 	n->flight_reads = (uint8_t)(n->flight_reads + f->reads);
 	n->flight_far = (uint8_t)(n->flight_far + f->far);
@@ -132,7 +127,7 @@ static void overdue(struct emu_qp *qp)
 
 	while (n->nflights > 1 && wire_take_back(n->wire_link, nth(n, n->nflights - 1)->slot))
 		take_back(qp, 1);
-	n->flight_deadline = deadline(qp);
+	n->flight_deadline = requester_ack_deadline(qp);
 	if (n->nflights > 1 && !hopeless)
 		return;
 	for (uint32_t i = n->nflights - 1u; i; i--)
@@ -162,7 +157,7 @@ void flights_land(struct emu_qp *qp)
 	}
 	if (any) {
 		n->flight_tries = 0;
-		n->flight_deadline = deadline(qp);
+		n->flight_deadline = requester_ack_deadline(qp);
 		if (qp->stall == STALL_WIRE)
 			qp->stall = STALL_NONE;
 	}

@@ -306,6 +306,7 @@ enum nic_step inject_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);
 /* As if the request at the head of the queue had got no answer, or the receiver had said that it's not ready. */
 enum nic_step requester_lost(struct emu_qp *, uint8_t *syndrome);
 enum nic_step requester_not_ready(struct emu_qp *, uint8_t timer, uint8_t *syndrome);
+uint64_t requester_ack_deadline(const struct emu_qp *); /* of a request that is sent now; UINT64_MAX: it has all the time */
 
 /* fm_ce_se: strong, initiator-small and the others of mlx5dv.h, MLX5_WQE_CTRL_FENCE and so on */
 #define NIC_FENCES 0xe0

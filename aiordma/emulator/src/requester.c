@@ -47,21 +47,22 @@ static enum nic_step wait_rnr(struct emu_qp *qp, uint8_t timer, uint8_t *syndrom
 	return STEP_WAIT;
 }
 
-/* No answer: the ack timer, 4.096 us * 2^timeout, runs out, and the request goes out again, retry_cnt times. A timeout of
- * 0 means that the timer never runs out: man ibv_modify_qp. */
+/* 4.096 us * 2^timeout; a timeout of 0 means that the timer never runs out: man ibv_modify_qp. */
+uint64_t requester_ack_deadline(const struct emu_qp *qp)
+{
+	return qp->timeout ? engine_deadline(4096ull << (qp->timeout & 31)) : UINT64_MAX;
+}
+
+/* No answer: the ack timer runs out, and the request goes out again, retry_cnt times. */
 static enum nic_step wait_ack(struct emu_qp *qp, uint8_t *syndrome)
 {
 	bool again = qp->stall == STALL_ACK;
 
 	begin_stall(qp, STALL_ACK, qp->retry_cnt);
-	if (!qp->timeout) {
-		qp->deadline_ns = UINT64_MAX;
-		return STEP_WAIT;
-	}
 	/* `tries` counts the sendings that are left; this one failed when its timer ends. */
-	if (again && !qp->tries--)
+	if (qp->timeout && again && !qp->tries--)
 		return fail(syndrome, MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR);
-	qp->deadline_ns = engine_deadline(4096ull << (qp->timeout & 31));
+	qp->deadline_ns = requester_ack_deadline(qp);
 	return STEP_WAIT;
 }
 
@@ -91,10 +92,7 @@ SELDOM_CALLED static enum nic_step wait_wire(struct emu_qp *qp, uint8_t *syndrom
 		return STEP_DONE;
 	}
 	n->wire_waits = true;
-	if (!reliable(qp))
-		n->wire_deadline = engine_deadline(UNRELIABLE_NS);
-	else
-		n->wire_deadline = qp->timeout ? engine_deadline(4096ull << (qp->timeout & 31)) : UINT64_MAX;
+	n->wire_deadline = reliable(qp) ? requester_ack_deadline(qp) : engine_deadline(UNRELIABLE_NS);
 	qp->deadline_ns = n->wire_deadline;
 	return STEP_WAIT;
 }

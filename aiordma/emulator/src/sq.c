@@ -131,7 +131,7 @@ static enum nic_left flush_turn(struct emu_qp *qp, bool *worked)
 {
 	uint32_t done;
 
-	fabric_cancel(qp);
+	fabric_cancel(qp); /* where enter_error() had to leave it */
 	if (inject_hung(qp))
 		return LEFT_NOTHING;
 	done = streams_flush(qp, SQ_TURN_WQES);
