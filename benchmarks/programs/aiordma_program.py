@@ -64,6 +64,17 @@ async def connected(
             await closing
 
 
+@asynccontextmanager
+async def both_ends(device: aiordma.Device, o: Options) -> AsyncIterator[tuple[list[Any], Any, Any]]:
+    """QPs as connected() makes them, SIZE bytes to write, and the place that they are written to."""
+    async with (
+        device.reg_mr(protocol.memory(o.size)) as source,
+        device.reg_mr(protocol.memory(o.size)) as target,
+        connected(device, o) as qps,
+    ):
+        yield qps, source[0 : o.size], target.remote()[0 : o.size]
+
+
 def one_at_a_time(qp: Any, local: Any, remote: Any) -> Runner:
     async def run(ops: int) -> int:
         write = qp.rdma_write
@@ -121,12 +132,7 @@ def windowed_writes(qps: list[Any], locals_: list[Any], remote: Any, window: int
 
 
 async def write(device: aiordma.Device, o: Options) -> None:
-    async with (
-        device.reg_mr(protocol.memory(o.size)) as source,
-        device.reg_mr(protocol.memory(o.size)) as target,
-        connected(device, o) as qps,
-    ):
-        local, remote = source[0 : o.size], target.remote()[0 : o.size]
+    async with both_ends(device, o) as (qps, local, remote):
         if o.window == 1:
             await protocol.serve_async(one_at_a_time(qps[0], local, remote), lambda: qps[0].rdma_write(local, remote))
         else:
@@ -134,12 +140,7 @@ async def write(device: aiordma.Device, o: Options) -> None:
 
 
 async def turns(device: aiordma.Device, o: Options) -> None:
-    async with (
-        device.reg_mr(protocol.memory(o.size)) as source,
-        device.reg_mr(protocol.memory(o.size)) as target,
-        connected(device, o) as qps,
-    ):
-        local, remote = source[0 : o.size], target.remote()[0 : o.size]
+    async with both_ends(device, o) as (qps, local, remote):
         await protocol.serve_async(windowed_writes(qps[: o.qps], [local], remote, o.window))
 
 
@@ -162,12 +163,8 @@ async def pages(device: aiordma.Device, o: Options) -> None:
 
 
 async def batch(device: aiordma.Device, o: Options) -> None:
-    async with (
-        device.reg_mr(protocol.memory(o.size)) as source,
-        device.reg_mr(protocol.memory(o.size)) as target,
-        connected(device, o) as qps,
-    ):
-        pairs = [(source[0 : o.size], target.remote()[0 : o.size])] * o.window
+    async with both_ends(device, o) as (qps, local, remote):
+        pairs = [(local, remote)] * o.window
 
         async def run(ops: int) -> int:
             done = 0
@@ -200,12 +197,8 @@ async def repost(device: aiordma.Device, o: Options) -> None:
 
 
 async def tasks(device: aiordma.Device, o: Options) -> None:
-    async with (
-        device.reg_mr(protocol.memory(o.size)) as source,
-        device.reg_mr(protocol.memory(o.size)) as target,
-        connected(device, o) as qps,
-    ):
-        each = one_at_a_time(qps[0], source[0 : o.size], target.remote()[0 : o.size])
+    async with both_ends(device, o) as (qps, local, remote):
+        each = one_at_a_time(qps[0], local, remote)
 
         async def run(ops: int) -> int:
             share = -(-ops // o.window)
@@ -234,7 +227,7 @@ async def write2(device: aiordma.Device, o: Options) -> None:
             if o.window == 1:
                 await protocol.serve_async(one_at_a_time(qp, local, remote), lambda: qp.rdma_write(local, remote))
             else:
-                await protocol.serve_async(windowed_writes([qp], [local], remote, o.window))
+                await protocol.serve_async(windowed_on_one(qp.rdma_write, local, remote, o.window))
 
 
 async def target(device: aiordma.Device, o: Options) -> None:
@@ -342,7 +335,7 @@ async def matrix(device: aiordma.Device, o: Options) -> AsyncIterator[tuple[Any,
 async def strided(device: aiordma.Device, o: Options) -> None:
     async with matrix(device, o) as (view, region, remote, qp), mlx5.create_mkey(device, 4) as mkey:
         block = await qp.map_strided(mkey, view, mr=region)
-        await protocol.serve_async(windowed_writes([qp], [block], remote, o.window))
+        await protocol.serve_async(windowed_on_one(qp.rdma_write, block, remote, o.window))
 
 
 async def packed(device: aiordma.Device, o: Options) -> None:
@@ -407,7 +400,7 @@ async def rss(device: aiordma.Device, o: Options) -> None:
         device.reg_mr(protocol.memory(o.size)) as sink,
         connected(device, o) as qps,
     ):
-        run = windowed_writes(qps[:1], [source[0 : o.size]], sink.remote()[0 : o.size], o.window)
+        run = windowed_on_one(qps[0].rdma_write, source[0 : o.size], sink.remote()[0 : o.size], o.window)
 
         async def measure(number: int) -> dict[str, Any]:
             found = []
