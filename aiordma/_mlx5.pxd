@@ -38,6 +38,9 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
     cdef readonly uint64_t memcpy_limit
     cdef readonly uint32_t wqe_limit
     cdef readonly bint raw
+    # See QueuePairBase's.
+    cdef public object _options
+    cdef public object _layout_depth
     cdef Completion _custom(self, int request, object keepalive, unsigned int flags, PostFunction post, const void *payload,
                             size_t size)
     cdef int _check_umr(self, MkeyBase mkey, int access, size_t n, uint32_t limit, str option, size_t extra) except -1

@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["Owned"]
 
 
+#: A class on a base in C that has fields for what is kept in Owned needs no dict.
+_NO_DICT: tuple[str, ...] = ()
+
+
 class Owned:
     """Base of memory regions, QPs, SRQs, mkeys and whatever else is made on a device and closed before it.
 
     A subclass calls :meth:`_belong` when it's complete, and says what its end consists of, in this order:
     :meth:`_stop`, :meth:`_quiesce`, :meth:`_destroy`, :meth:`_release`.
     """
+
+    __slots__ = _NO_DICT
 
     kind: ClassVar[str]
     """Names it in the device's statistics."""

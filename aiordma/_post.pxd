@@ -47,6 +47,28 @@ cdef class QueuePairBase(Receiver):
     cdef uint32_t _max_inline_data
     cdef uint32_t _max_send_sge
     cdef uint64_t _max_message
+    # What the Python classes that are built on it keep (_owned.py, qp.py). In a dict it would be: one more place in memory
+    # that each call of a method has to fetch, which is most of what a call costs where many QPs take turns.
+    cdef object __weakref__
+    cdef public object _device
+    cdef public object _pyverbs
+    cdef public object _pid
+    cdef public bint _closed
+    cdef public object _closing
+    cdef public bint _released
+    cdef public object _config
+    cdef public object _cqs
+    cdef public object _caps
+    cdef public object _reserved
+    cdef public object _srq
+    cdef public object _address
+    cdef public object _number
+    cdef public object _connecting
+    cdef public bint _fatal
+    cdef public object _send_queue
+    cdef public object _recv_queue
+    cdef public object _psn
+    cdef public object _peer
     cdef int _check_send(self) except -1
     cdef object _pins(self)
     cdef int _gather_source(self, v.ibv_send_wr *wr, v.ibv_sge *sges, Completion c, object local, int need,

@@ -106,11 +106,13 @@ class QPConfig:
         known_access(self.access)
 
 
-class VerbsQueuePair(Owned, BatchingQueuePair):
+class VerbsQueuePair(BatchingQueuePair, Owned):
     """What QPs of every transport have: identity, state, and an end.
 
     ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns (ResourceWarning).
     """
+
+    __slots__ = ()  # see QueuePairBase's fields
 
     kind: ClassVar[str] = "queue_pairs"
     close_order: ClassVar[int] = 0
@@ -368,6 +370,8 @@ class QueuePair(VerbsQueuePair):
     brings it to RTS. ``close()`` flushes and destroys it. Use it as ``async with``, or close it; a forgotten one warns
     (ResourceWarning).
     """
+
+    __slots__ = ()
 
     def __init__(
         self,

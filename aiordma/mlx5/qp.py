@@ -95,6 +95,8 @@ class Mlx5QueuePair(QueuePair, Mlx5QueuePairBase):
     Made by :func:`create_qp`.
     """
 
+    __slots__ = ()
+
     def set_up_mlx5(self, options: Mlx5Options, max_inline_data: int, caps: HcaCap | None) -> None:
         # libmlx5 accepts a layout of so many entries (mlx5_send_wr_set_mkey_layout): what fits in place of inline data.
         entries = min((max_inline_data + 4) // 16, MAX_LIST) if caps is not None else 0
