@@ -270,6 +270,63 @@ def mkey_address(object mkey) -> int:
     raise _unknown("struct mlx5dv_mkey", mkey)
 
 
+# ---------------------------------------------------------------- thread domains
+
+cdef class ThreadDomain:
+    """A ``struct ibv_td``: what is made in it is used by one thread at a time, so its provider need not lock
+    (ibv_alloc_td(3)). Its owner deallocates it once, after the parent domains that have it.
+    """
+
+    cdef v.ibv_td *td
+
+    def __init__(self):
+        raise TypeError("made by alloc_td()")
+
+
+def alloc_td(uintptr_t context) -> ThreadDomain:
+    """ibv_alloc_td(3) without the GIL. VerbsError with EOPNOTSUPP where the provider has none."""
+    cdef v.ibv_td_init_attr a
+    cdef v.ibv_td *td
+    cdef int err
+    memset(&a, 0, sizeof(a))
+    with nogil:
+        td = v.ibv_alloc_td(<v.ibv_context *>context, &a)
+        err = errno
+    if td == NULL:
+        raise VerbsError("ibv_alloc_td", err)
+    cdef ThreadDomain made = ThreadDomain.__new__(ThreadDomain)
+    made.td = td
+    return made
+
+
+def dealloc_td(ThreadDomain domain not None) -> None:
+    """ibv_dealloc_td(3) without the GIL; a second call does nothing. EBUSY while a parent domain has it."""
+    cdef v.ibv_td *td = domain.td
+    cdef int rc
+    if td == NULL:
+        return
+    domain.td = NULL
+    with nogil:
+        rc = v.ibv_dealloc_td(td)
+    if rc:
+        domain.td = td
+        raise VerbsError("ibv_dealloc_td", rc)
+
+
+def set_td(object attributes, uintptr_t pd, ThreadDomain domain not None) -> None:
+    """Puts a thread domain into a pyverbs ParentDomainInitAttr, which has no word for it. ``pd``: the address that it was made
+    with, by which its ``struct ibv_parent_domain_init_attr`` is found."""
+    cdef uintptr_t *words = <uintptr_t *><PyObject *>attributes
+    cdef Py_ssize_t i, n = (type(attributes).__basicsize__ - sizeof(v.ibv_parent_domain_init_attr)) // sizeof(uintptr_t)
+    cdef v.ibv_parent_domain_init_attr *a
+    for i in range(2, n + 1):
+        a = <v.ibv_parent_domain_init_attr *>&words[i]
+        if <uintptr_t>a.pd == pd and a.td == NULL and a.comp_mask == 0:
+            a.td = domain.td
+            return
+    raise _unknown("struct ibv_parent_domain_init_attr", attributes)
+
+
 # ---------------------------------------------------------------- memory regions
 
 cdef class Registration:

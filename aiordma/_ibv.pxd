@@ -23,6 +23,17 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         ibv_context *context
         uint32_t handle
 
+    struct ibv_td:
+        ibv_context *context
+
+    struct ibv_td_init_attr:
+        uint32_t comp_mask
+
+    struct ibv_parent_domain_init_attr:
+        ibv_pd *pd
+        ibv_td *td
+        uint32_t comp_mask
+
     struct ibv_comp_channel:
         ibv_context *context
         int fd
@@ -231,6 +242,8 @@ cdef extern from "<infiniband/verbs.h>" nogil:
 
     ibv_device **ibv_get_device_list(int *)
     void ibv_free_device_list(ibv_device **)
+    ibv_td *ibv_alloc_td(ibv_context *, ibv_td_init_attr *)
+    int ibv_dealloc_td(ibv_td *)
     int ibv_post_send(ibv_qp *, ibv_send_wr *, ibv_send_wr **)
     int ibv_post_recv(ibv_qp *, ibv_recv_wr *, ibv_recv_wr **)
     int ibv_post_srq_recv(ibv_srq *, ibv_recv_wr *, ibv_recv_wr **)

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiordma import _control, _pyverbs
 from aiordma.completion import depth_of_cqs
-from aiordma.errors import DeviceNotFoundError, UsageError
+from aiordma.errors import DeviceNotFoundError, UsageError, VerbsError
 from aiordma.gid import Gid, GidType, choose
 
 __all__ = ["DEVICE_VARIABLE", "EMULATED", "DeviceInfo", "find_devices", "list_devices", "open_context", "open_verbs"]
@@ -177,11 +177,15 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None, cq_depth: 
     except Exception as e:
         raise _pyverbs.translate(e, "ibv_alloc_pd", name) from e
     context_address = _control.context_address(context)
+    pd_address = _control.pd_address(pd, context_address)
+    qp_pd, thread_domain = _domain_of_qps(context, context_address, pd, pd_address)
     return {
         "context": context,
         "pd": pd,
+        "qp_pd": qp_pd,
+        "thread_domain": thread_domain,
         "context_address": context_address,
-        "pd_address": _control.pd_address(pd, context_address),
+        "pd_address": pd_address,
         "attributes": attributes,
         "port": port,
         "lid": port_attributes.lid,
@@ -195,6 +199,29 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None, cq_depth: 
         "mlx5": _mlx5_facts(context),
         "iwarp": _control.is_iwarp(context_address),
     }
+
+
+def _domain_of_qps(
+    context: Any, context_address: int, pd: Any, pd_address: int
+) -> tuple[Any, _control.ThreadDomain | None]:
+    """The PD that QPs are made in: a parent domain with a thread domain (ibv_alloc_parent_domain(3)), and that one.
+
+    All posting is the loop's thread's, so the provider need not take a lock for each. The PD itself where it has none.
+    """
+    try:
+        domain = _control.alloc_td(context_address)
+    except VerbsError as e:
+        _log.debug("%s: queue pairs without a thread domain (%s)", context.name, e)
+        return pd, None
+    module = _pyverbs.module("pd")
+    try:
+        attributes = module.ParentDomainInitAttr(pd)
+        _control.set_td(attributes, pd_address, domain)
+        return module.ParentDomain(context, attributes), domain
+    except Exception as e:
+        _log.debug("%s: queue pairs without a thread domain (%s)", context.name, e)
+        _control.dealloc_td(domain)
+        return pd, None
 
 
 def _query_gids(context: Any, port: int, entries: int) -> list[Gid]:

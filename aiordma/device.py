@@ -72,6 +72,8 @@ class Device:
         self._facts = facts
         self._context = facts["context"]
         self._pd = facts["pd"]
+        self._qp_pd = facts["qp_pd"]
+        self._thread_domain = facts["thread_domain"]
         self.context_address: int = facts["context_address"]
         self.pd_address: int = facts["pd_address"]
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -120,6 +122,15 @@ class Device:
     def pd(self) -> Any:
         """The pyverbs PD."""
         return self._pd
+
+    @property
+    def qp_pd(self) -> Any:
+        """The pyverbs PD that QPs are made in: a ParentDomain of :attr:`pd` with a thread domain of this loop's thread, which
+        saves the provider a lock with each post (ibv_alloc_td(3)); :attr:`pd` itself where the provider has none.
+
+        So nothing but this loop's thread may post on these QPs, through their pyverbs objects neither.
+        """
+        return self._qp_pd
 
     @property
     def attributes(self) -> Any:
@@ -431,9 +442,14 @@ class Device:
         except Exception as e:
             errors.append(e)
         # pyverbs' closing of the context tries once more to destroy what is left, and leaves it open where that fails.
-        for parent, verb in ((self._pd, "ibv_dealloc_pd"), (self._context, "ibv_close_device")):
+        for parent, verb, close in (
+            (self._qp_pd, "ibv_dealloc_pd", self._qp_pd.close),
+            (self._thread_domain, "ibv_dealloc_td", self._dealloc_td),
+            (self._pd, "ibv_dealloc_pd", self._pd.close),
+            (self._context, "ibv_close_device", self._context.close),
+        ):
             try:
-                parent.close()
+                close()
             except Exception as e:
                 _pyverbs.keep(parent)
                 error = _pyverbs.translate(e, verb)
@@ -441,6 +457,11 @@ class Device:
                 errors.append(error)  # type: ignore[arg-type]  # as its argument
         if errors:
             raise errors[0]
+
+    def _dealloc_td(self) -> None:
+        # Without its context, which somebody closed through pyverbs, there's nothing left of it.
+        if self._thread_domain is not None and _control.holds(self._context, self.context_address):
+            _control.dealloc_td(self._thread_domain)
 
     def _end_all(self, ends: Iterable[Callable[[], object]]) -> None:
         for end in list(ends):
@@ -583,7 +604,7 @@ def _after_fork_in_child() -> None:
     after_fork_in_child()
     for device in list(_open_devices):
         # Closing a verbs object here would close the parent's.
-        _pyverbs.keep(device, device._context, device._pd, *device._children)
+        _pyverbs.keep(device, device._context, device._pd, device._qp_pd, *device._children)
         _pyverbs.keep(*(child._pyverbs for child in device._children))
         for queue in device.engine.completion_queues:
             _pyverbs.keep(queue, queue.pyverbs, queue.pyverbs_channel)

@@ -612,7 +612,7 @@ def make_plain(
         cap=cap(config, srq is None),
         sq_sig_all=0,
     )
-    return module.QP(device.pd, init), init
+    return module.QP(device.qp_pd, init), init
 
 
 def cap(config: QPConfig, own_receives: bool) -> Any:

@@ -130,7 +130,7 @@ def _init_attr(device: Device, config: QPConfig, cqs: tuple[Any, Any], srq: Shar
         rcq=cqs[1],
         srq=srq.pyverbs if srq is not None else None,
         cap=cap(config, False),
-        pd=device.pd,
+        pd=device.qp_pd if ops else device.pd,  # a target posts nothing
         comp_mask=INIT_PD | (INIT_SEND_OPS if ops else 0),
         send_ops_flags=ops,
         sq_sig_all=0,

@@ -326,7 +326,7 @@ def init_attr(
         rcq=cqs[1],
         srq=srq.pyverbs if srq is not None else None,
         cap=cap(config, srq is None),
-        pd=device.pd,
+        pd=device.qp_pd,
         comp_mask=INIT_PD | INIT_SEND_OPS,
         send_ops_flags=verbs_ops,
         sq_sig_all=0,

@@ -1,0 +1,73 @@
+"""QPs are made in a parent domain with a thread domain, where the provider has them; nothing depends on it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+
+import pytest
+from pyverbs.pd import ParentDomain
+
+import aiordma
+from aiordma import VerbsError, _control, emulator, mlx5
+from aiordma.emulator import faults
+
+pytestmark = pytest.mark.anyio
+
+
+async def _writes(device: aiordma.Device, a: aiordma.QueuePair, b: aiordma.QueuePair) -> bytes:
+    memory = bytearray(b"from here" + bytes(9))
+    async with device.reg_mr(memory) as mr:
+        await a.connect(b.info)
+        await b.connect(a.info)
+        await a.rdma_write(mr[:9], mr.remote()[9:])
+    return bytes(memory[9:])
+
+
+async def test_queue_pairs_are_in_a_parent_domain_of_the_pd_with_a_thread_domain() -> None:
+    async with aiordma.open_device() as device:
+        assert isinstance(device.qp_pd, ParentDomain)
+        assert device.qp_pd is not device.pd
+        # A thread domain that a parent domain has can't go (ibv_dealloc_td(3)).
+        with pytest.raises(VerbsError) as caught:
+            _control.dealloc_td(device._thread_domain)
+        assert caught.value.errno == errno.EBUSY
+        async with device.create_qp() as a, mlx5.create_qp(device) as b:
+            assert await _writes(device, a, b) == b"from here"
+
+
+async def test_nothing_of_it_is_left_when_the_device_is_closed() -> None:
+    before = emulator.object_counts("mlx5_0")
+    device = await aiordma.open_device()
+    a, b = await device.create_qp(), await device.create_qp()
+    await _writes(device, a, b)
+    domain = device._thread_domain
+    await device.close()
+    await device.close()
+    _control.dealloc_td(domain)  # it's gone, and a second time does nothing
+    gc.collect()
+    assert emulator.object_counts("mlx5_0") == before
+
+
+async def test_without_memory_for_a_thread_domain_queue_pairs_are_in_the_pd_itself() -> None:
+    """libmlx5 asks for a doorbell page with each context, for what has none of its own, and then with a thread domain."""
+    with faults.verb("devx_alloc_uar", "ENOMEM", nth=2, count=1) as refused:
+        async with aiordma.open_device() as device:
+            assert refused.hits == 1
+            assert device.qp_pd is device.pd
+            async with device.create_qp() as a, device.create_qp() as b:
+                assert await _writes(device, a, b) == b"from here"
+
+
+@pytest.mark.parametrize("of", ["pd", "qp_pd", "context"])
+async def test_closing_the_domain_beneath_queue_pairs_is_an_error_and_no_crash(of: str) -> None:
+    device = await aiordma.open_device()
+    a, b = await device.create_qp(), await device.create_qp()
+    await _writes(device, a, b)
+    with contextlib.suppress(Exception):  # pyverbs closes the queue pairs first, and then finds that others are left
+        getattr(device, of).close()
+    with pytest.raises(aiordma.ClosedError):
+        a.send(b"x")
+    with contextlib.suppress(aiordma.RdmaError):
+        await device.close()
