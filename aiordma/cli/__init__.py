@@ -23,8 +23,23 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from aiordma import __version__, _pyverbs
+
+        typer.echo(f"aiordma {__version__}, rdma-core {_pyverbs.version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="print the versions of aiordma and rdma-core"
+        ),
+    ] = False,
+) -> None:
     """Make `aiordma` a command with subcommands, however many there are."""
 
 

@@ -5,6 +5,7 @@ import ctypes
 import importlib.metadata
 import importlib.resources
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,16 @@ from aiordma.emulator import _library
 
 def test_version_is_recorded() -> None:
     assert importlib.metadata.version("aiordma")
+
+
+def test_the_command_says_its_version_and_that_of_rdma_core() -> None:
+    """One line, without a device, and from no subcommand."""
+    run = subprocess.run(
+        [sys.executable, "-P", "-m", "aiordma.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    version = importlib.metadata.version("aiordma")
+    assert re.fullmatch(rf"aiordma {re.escape(version)}, rdma-core \d+\.\d+\n", run.stdout), run.stdout
+    assert run.stderr == ""
 
 
 def test_extension_is_compiled() -> None:
