@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def test_between_two_processes(test: str, loop: str) -> None:
         assert (client.returncode, client.stderr) == (0, "")
         status, out, err = end(server)
     assert (status, err) == (0, "")
-    assert "verified" in out
+    # What warmed up isn't among them.
+    assert re.search(r": 40 operations, verified$", out, re.MULTILINE), out
     answer = json.loads(client.stdout)
     assert (answer["schema"], answer["test"], answer["role"], answer["loop"]) == (1, test, "client", loop)
     assert (answer["device"], answer["emulated"], answer["via"], answer["error"]) == ("mlx5_0", True, "tcp", None)
@@ -113,6 +115,37 @@ def test_over_uc_between_two_processes(test: str) -> None:
         assert end(server)[0] == 0
     answer = json.loads(client.stdout)
     assert (answer["qp_type"], answer["results"][0]["operations"]) == ("UC", 30)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_messages_of_uc_that_are_lost_are_counted_and_are_no_bandwidth(batch: int) -> None:
+    """Every third message is, and none of those that warm up."""
+    program = """
+        import sys
+        from aiordma.cli import main
+        from aiordma.cli.perf import client
+        from aiordma.emulator import faults
+        connect_all = client.connect_all
+        def connect_lossy(queue_pairs, message):
+            for qp in queue_pairs: faults.drop(qp, opcode="SEND", every=3)
+            return connect_all(queue_pairs, message)
+        client.connect_all = connect_lossy
+        sys.argv = ["aiordma", "perf", "send-bw", "127.0.0.1", *sys.argv[1:], "--emulated", "--json"]
+        main()
+    """
+    code = textwrap.dedent(program)
+    options = ["-c", "UC", "-n", "30", "-q", "2", "-l", str(batch), "-s", "5000", "--verify"]
+    with start("send-bw", "-p", "0") as server:
+        arguments = [sys.executable, "-P", "-c", code, "-p", port_of(server), *options]
+        client = subprocess.run(arguments, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert (client.returncode, client.stderr) == (0, "")
+        status, out, err = end(server)
+    assert (status, err) == (0, "")
+    assert re.search(r": 30 operations, 10 lost, verified$", out, re.MULTILINE), out
+    (result,) = json.loads(client.stdout)["results"]
+    assert (result["operations"], result["lost"], result["verified"]) == (30, 10, True)
+    assert result["operations_per_second"] == pytest.approx(20 / result["seconds"])
+    assert result["bytes_per_second"] == pytest.approx(20 * 5000 / result["seconds"])
 
 
 # ---------------------------------------------------------------- options

@@ -138,9 +138,17 @@ def test_lines_and_json() -> None:
     facts = json.loads(as_json(settings, outcome, "client"))
     assert facts["schema"] == 1
     (found,) = facts["results"]
-    assert (found["operations_per_second"], found["bytes_per_second"], found["lost"]) == (2000, 128000, 3)
+    assert (found["operations_per_second"], found["bytes_per_second"], found["lost"]) == (1994, 127616, 3)
     assert "latency_us" not in found
     assert "mlx5_0 (emulated)" in title(settings, outcome)
+
+
+def test_what_was_lost_is_no_bandwidth() -> None:
+    result = Result(1 << 20, operations=1000, seconds=1.0, lost=750, complete=True)
+    size, operations, mib, gb, million, *lost = line(result, False).split()
+    assert (size, operations, " ".join(lost)) == ("1048576", "1000", "750 lost")
+    assert (float(mib), float(gb), float(million)) == (250, 2.097, 0.00025)
+    assert Result(64, operations=5, seconds=0.0, lost=5).rate == 0
 
 
 def test_latency_lines() -> None:

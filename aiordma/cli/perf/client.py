@@ -18,9 +18,11 @@ from aiordma.cli.perf.control import MAGIC, VERSION, Control, PeerError, connect
 from aiordma.cli.perf.pattern import first_difference, pattern
 from aiordma.cli.perf.report import Outcome, Result
 
-__all__ = ["Watcher", "config", "measure"]
+__all__ = ["LAST", "WARM_UP", "Watcher", "config", "measure"]
 
-LAST = 1  # immediate data of the last message of a ping-pong
+# Immediate data of messages: of the last one of a ping-pong, and of those of a bandwidth test that aren't counted.
+LAST = 1
+WARM_UP = 2
 
 
 class Watcher(Protocol):
@@ -67,22 +69,24 @@ class _Client:
 
     # ------------------------------------------------------------ one operation
 
-    def operations(self, size: int) -> list[Callable[[], Completion]]:
-        """For each QP what posts an operation of that size."""
+    def operations(self, size: int, imm: int | None = None) -> list[Callable[[], Completion]]:
+        """For each QP what posts an operation of that size; ``imm`` is of sends."""
         made: list[Callable[[], Completion]] = []
         for index, qp in enumerate(self.queue_pairs):
             local = self.local(index, size)
             remote = self.remotes[index][:size] if self.remotes else None
-            made.append(self._operation(qp, local, remote))
+            made.append(self._operation(qp, local, remote, imm))
         return made
 
-    def _operation(self, qp: QueuePair, local: MemorySlice, remote: RemoteBuffer | None) -> Callable[[], Completion]:
+    def _operation(
+        self, qp: QueuePair, local: MemorySlice, remote: RemoteBuffer | None, imm: int | None
+    ) -> Callable[[], Completion]:
         verb = self.settings.test.verb
         inline = None if self.settings.inline is None else local.length <= self.settings.inline
         if verb == "send":
             if self.settings.batch > 1:
-                return self._batches(qp, lambda batch: batch.send(local))
-            return lambda: qp.send(local, inline=inline)
+                return self._batches(qp, lambda batch: batch.send(local, imm=imm))
+            return lambda: qp.send(local, imm=imm, inline=inline)
         assert remote is not None
         target = remote
         if verb == "write":
@@ -136,12 +140,14 @@ class _Client:
         finally:
             result.seconds = time.perf_counter() - began
 
-    async def many_at_a_time(self, result: Result, posts: list[Callable[[], Completion]]) -> None:
-        """As many outstanding as the depth allows; what is counted has completed."""
+    async def many_at_a_time(
+        self, result: Result, posts: list[Callable[[], Completion]], warmups: list[Callable[[], Completion]]
+    ) -> None:
+        """As many outstanding as the depth allows; what is counted has completed. Each of ``warmups`` comes once, before."""
         batch = self.settings.batch
         room = self.settings.depth // batch * len(posts)
         pending: deque[Completion] = deque()
-        for post in posts:
+        for post in warmups:
             if self.settings.warmup and not self.watcher.stop:
                 await post()
                 self.warmed_up += batch
@@ -203,8 +209,8 @@ class _Client:
             (post,) = self.operations(size)
             await self.one_at_a_time(result, post)
         else:
-            await self.many_at_a_time(result, self.operations(size))
-        await self.control.send("end", operations=result.operations + self.warmed_up)
+            await self.many_at_a_time(result, self.operations(size), self.operations(size, WARM_UP))
+        await self.control.send("end", operations=result.operations, warmed_up=self.warmed_up)
         answer = await self.control.receive("result")
         result.lost = answer["lost"]
         if self.settings.verify:

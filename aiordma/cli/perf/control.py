@@ -17,7 +17,7 @@ from aiordma import Completion, Connection, MemoryRegion, MemorySlice, QPInfo, Q
 __all__ = ["MAGIC", "VERSION", "Control", "PeerError", "connect_all", "prepare", "taken"]
 
 MAGIC = b"aiordma-perf"
-VERSION = 1
+VERSION = 2
 _SIZE, _WINDOW = 1 << 16, 2
 
 

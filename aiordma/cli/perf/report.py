@@ -19,26 +19,32 @@ _WIDTH = 88
 
 @dataclass(slots=True)
 class Result:
-    """What was measured at one size. ``seconds`` is all the time; ``samples`` are of latency tests."""
+    """What was measured at one size. ``seconds`` is all the time; ``samples`` are of latency tests.
+
+    ``operations`` have completed on the side that posts them. ``lost`` of them never got to the other one: messages of UC.
+    """
 
     size: int
     operations: int = 0
     seconds: float = 0.0
     samples: Samples = field(default_factory=Samples)
-    #: Messages that didn't arrive: of UC.
     lost: int = 0
     verified: bool | None = None
     complete: bool = False
 
+    @property
+    def rate(self) -> float:
+        """Operations a second, without those that were lost."""
+        return (self.operations - self.lost) / self.seconds if self.seconds else 0.0
+
     def facts(self, latency: bool) -> dict[str, Any]:
         """For JSON."""
-        rate = self.operations / self.seconds if self.seconds else 0.0
         found: dict[str, Any] = {
             "size": self.size,
             "operations": self.operations,
             "seconds": self.seconds,
-            "operations_per_second": rate,
-            "bytes_per_second": rate * self.size,
+            "operations_per_second": self.rate,
+            "bytes_per_second": self.rate * self.size,
             "lost": self.lost,
             "verified": self.verified,
             "complete": self.complete,
@@ -124,9 +130,8 @@ def line(result: Result, latency: bool) -> str:
             result.samples.maximum,
         )
         return text + "".join(f"{time / 1000:>9.2f}" for time in times) + note
-    rate = result.operations / result.seconds if result.seconds else 0.0
-    volume = rate * result.size
-    return f"{text}   {volume / (1 << 20):>19.2f}   {volume * 8 / 1e9:>18.3f}   {rate / 1e6:>13.6f}{note}"
+    volume = result.rate * result.size
+    return f"{text}   {volume / (1 << 20):>19.2f}   {volume * 8 / 1e9:>18.3f}   {result.rate / 1e6:>13.6f}{note}"
 
 
 def histogram(samples: Samples) -> str:

@@ -11,7 +11,7 @@ import anyio
 
 from aiordma import Completion, Device, MemoryRegion, MemorySlice, QPConfig, QueuePair
 from aiordma.cli._perf_settings import MAX_QPS, MAX_SIZE, Kind, QpType
-from aiordma.cli.perf.client import ACK_TIMEOUT, LAST
+from aiordma.cli.perf.client import ACK_TIMEOUT, LAST, WARM_UP
 from aiordma.cli.perf.control import MAGIC, VERSION, Control, PeerError, connect_all, prepare, taken
 from aiordma.cli.perf.pattern import first_difference, pattern
 from aiordma.cli.perf.report import Outcome, Result
@@ -26,13 +26,13 @@ _QUIET = 0.2
 
 
 class _Receiver:
-    """Receives on one QP: a window of receives, each posted again."""
+    """Receives on one QP: a window of receives, each posted again. Of the ``count`` messages ``warmups`` weren't measured."""
 
     def __init__(self, qp: QueuePair, memory: MemoryRegion, start: int, stride: int, window: int) -> None:
         self.qp = qp
         self.slices = [memory[start + stride * i : start + stride * (i + 1)] for i in range(window)]
         self.posted: deque[tuple[MemorySlice, Completion]] = deque((part, self.qp.recv(part)) for part in self.slices)
-        self.count = 0
+        self.count = self.warmups = 0
         self.wrong: str | None = None
 
     async def receive(self, expected: bytes | None) -> Completion:
@@ -41,6 +41,8 @@ class _Receiver:
         await completion
         self.posted.popleft()
         self.count += 1
+        if completion.imm_data == WARM_UP:
+            self.warmups += 1
         if expected is not None and self.wrong is None:
             length = completion.byte_len
             place = first_difference(part.view()[:length], expected)
@@ -102,19 +104,20 @@ class _Server:
             self.local(index, size).view()[:] = pattern(size, index) if what else bytes(size)
         async with anyio.create_task_group() as group:
             for index, receiver in enumerate(self.receivers):
-                receiver.count, receiver.wrong = 0, None
+                receiver.count, receiver.warmups, receiver.wrong = 0, 0, None
                 expected = pattern(size, index) if self.verify else None
                 task = self._answer if self.test is Kind.SEND_LAT else self._take
                 group.start_soon(task, receiver, size, expected)
             await self.control.send("ready")
             end = await self.control.receive("end")
-            operations = int(end["operations"])
+            operations, warmups = int(end["operations"]), int(end["warmed_up"])
             lost = 0
             if self.test is Kind.SEND_BW:
-                lost = await self._until_received(operations)
+                await self._until_received(operations + warmups)
+                lost = max(0, operations - sum(receiver.count - receiver.warmups for receiver in self.receivers))
                 group.cancel_scope.cancel()
         result.operations = operations
-        wrong = self._wrong(size, operations) if self.verify else None
+        wrong = self._wrong(size, operations + warmups) if self.verify else None
         result.verified = wrong is None if self.verify else None
         result.lost = lost
         result.complete = True
@@ -132,21 +135,20 @@ class _Server:
             last = message.imm_data == LAST
             await receiver.qp.send(local)
 
-    async def _until_received(self, operations: int) -> int:
-        """How many are missing when all are there, or when no more come."""
+    async def _until_received(self, messages: int) -> None:
+        """Until so many have come, or no more come."""
         with anyio.move_on_after(_PATIENCE):
             before, quiet = -1, 0.0
-            while (count := sum(receiver.count for receiver in self.receivers)) < operations:
+            while (count := sum(receiver.count for receiver in self.receivers)) < messages:
                 quiet = quiet + 0.001 if count == before else 0.0
                 # Of RC none is lost: the completions are on their way.
                 if self.qp_type is QpType.UC and quiet >= _QUIET:
                     break
                 before = count
                 await anyio.sleep(0.001)
-        return max(0, operations - sum(receiver.count for receiver in self.receivers))
 
     def _wrong(self, size: int, operations: int) -> str | None:
-        """What isn't as it should be after a run."""
+        """What isn't as it should be after a run of so many, warming up and all."""
         if self.test.verb == "send":
             return next((f"QP {i}: {r.wrong}" for i, r in enumerate(self.receivers) if r.wrong), None)
         for index in range(self.qps):
