@@ -45,6 +45,26 @@ void arena_reset(void)
 	holes = false;
 }
 
+/* ---------------------------------------------------------------- the devices */
+
+void configure_once(const char *config, int *fds, unsigned n)
+{
+	static bool done;
+	char error[200];
+
+	if (done)
+		return;
+	done = true;
+	emu_level = getenv("FUZZ_LOG") ? EMU_DEBUG : EMU_ERROR;
+	if (aiordma_emu_configure(config, error, sizeof(error))) {
+		fprintf(stderr, "%s\n", error);
+		abort();
+	}
+	arena_map();
+	while (n)
+		fds[--n] = -1;
+}
+
 /* ---------------------------------------------------------------- the device without its thread */
 
 int __wrap_emu_engine_start(void);

@@ -27,6 +27,9 @@ void arena_map(void);	 /* once */
 void arena_unmap(uint64_t offset, uint64_t len); /* as a program does that forgets what it had registered */
 void arena_reset(void); /* all of it there again, and zero */
 
+/* Before the first input: the emulator's devices, the arena, and no descriptor in any of the target's n places. */
+void configure_once(const char *config, int *fds, unsigned n);
+
 /* Descriptors of channels are numbers from here on, in the order in which they are made. */
 #define FIRST_FD 800
 void channels_restart(void);

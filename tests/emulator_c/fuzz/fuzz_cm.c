@@ -340,26 +340,11 @@ static void step(struct input *in)
 	}
 }
 
-static void start(void)
-{
-	static bool started;
-	char error[200];
-
-	if (started)
-		return;
-	started = true;
-	emu_level = getenv("FUZZ_LOG") ? EMU_DEBUG : EMU_ERROR;
-	CHECK_EQ(aiordma_emu_configure(config, error, sizeof(error)), 0);
-	arena_map();
-	for (unsigned i = 0; i < FILES; i++)
-		fds[i] = -1;
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct input in = { data, size };
 
-	start();
+	configure_once(config, fds, FILES);
 	nids = 0;
 	reachable = true;
 	for (unsigned i = 0; i < 400 && in.n; i++)

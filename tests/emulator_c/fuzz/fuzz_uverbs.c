@@ -28,24 +28,6 @@ static const char config[] = "spin_us 0\nreach_host 0\nuse_uffd 0\n"
 			     "device mlx5_1 00005cfffe000003\n"
 			     "port 1 gids 16\ngid 1 0 fe80::5cff:fe00:3 v2 lo\n";
 
-static void start(void)
-{
-	static bool started;
-	char error[200];
-
-	if (started)
-		return;
-	started = true;
-	emu_level = getenv("FUZZ_LOG") ? EMU_DEBUG : EMU_ERROR;
-	if (aiordma_emu_configure(config, error, sizeof(error))) {
-		fprintf(stderr, "%s\n", error);
-		abort();
-	}
-	arena_map();
-	for (unsigned i = 0; i < CONTEXTS; i++)
-		fds[i] = -1;
-}
-
 static int context(void)
 {
 	/* The third is of another device. */
@@ -213,7 +195,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct input in = { data, size };
 
-	start();
+	configure_once(config, fds, CONTEXTS);
 	current = 0;
 	numbers_restart();
 	for (unsigned i = 0; i < 400 && in.n; i++)

@@ -2,7 +2,7 @@
  * Work queue entries: any bytes in the send, receive and shared queues of each kind of QP, and in their records.
  *
  * The queues, their records and the memory of the keys are in the arena. Keys are numbered from 0x10 on; the variant of
- * the first is 0, of others their index: 0x1000, 0x1111, 0x1212, ... seeds.py knows what is where. */
+ * the first is 0, of others their index: 0x1000, 0x1111, 0x1212, ... seeds_wqe.py knows what is where. */
 #define _GNU_SOURCE
 #include "fuzz.h"
 #include "nic_world.h"

@@ -3,9 +3,9 @@
 seeds_cm.py FOLDER
 """
 
-import pathlib
 import struct
-import sys
+
+from seed_files import write
 
 # As in fuzz_cm.c.
 OP_COMMAND, OP_RAW, OP_EVENT, OP_MESSAGE, OP_TIMEOUT, OP_DIED, OP_REACH, OP_CLOSE, OP_UNMAP = range(9)
@@ -244,12 +244,5 @@ def seeds() -> dict[str, bytes]:
     }
 
 
-def main() -> None:
-    folder = pathlib.Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in seeds().items():
-        (folder / name).write_bytes(content)
-
-
 if __name__ == "__main__":
-    main()
+    write(seeds())

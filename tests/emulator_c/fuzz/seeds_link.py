@@ -3,9 +3,9 @@
 seeds_link.py FOLDER
 """
 
-import pathlib
 import struct
-import sys
+
+from seed_files import write
 
 # As in fuzz_link.c.
 RC, RC_SMALL, UC, UD, XRC_INI, XRC_TGT, DCI, DCT = range(8)
@@ -136,12 +136,5 @@ def seeds() -> dict[str, bytes]:
     }
 
 
-def main() -> None:
-    folder = pathlib.Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in seeds().items():
-        (folder / name).write_bytes(content)
-
-
 if __name__ == "__main__":
-    main()
+    write(seeds())

@@ -3,9 +3,9 @@
 seeds_wqe.py FOLDER
 """
 
-import pathlib
 import struct
-import sys
+
+from seed_files import write
 
 # As in fuzz_wqe.c.
 RC_A, RC_B, UC_A, UC_B, UD, XRC_INI, XRC_TGT, DCI, DCT, SRQ_A, SRQ_B = range(11)
@@ -223,12 +223,5 @@ def seeds() -> dict[str, bytes]:
     return made
 
 
-def main() -> None:
-    folder = pathlib.Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in seeds().items():
-        (folder / name).write_bytes(content)
-
-
 if __name__ == "__main__":
-    main()
+    write(seeds())
