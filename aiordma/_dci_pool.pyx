@@ -226,7 +226,7 @@ cdef class PoolOperation(Waitable):
         if self.error is None:
             return self.completion
         if self.alarm is not None:
-            self.alarm.error = None
+            self.alarm.silence()
         raise self.error
 
     def __await__(self):
@@ -245,7 +245,7 @@ cdef class PoolOperation(Waitable):
         if not self.finished:
             raise RuntimeError("under way: await it first")
         if self.alarm is not None:
-            self.alarm.error = None
+            self.alarm.silence()
         return self.error
 
     def __repr__(self) -> str:

@@ -209,7 +209,7 @@ cdef class Completion(Waitable):
         if self._status == 0 and self.error is None:
             return self
         if self.alarm is not None:
-            self.alarm.error = None
+            self.alarm.silence()
         raise self._error()
 
     cdef str _describe_request(self):
@@ -247,7 +247,7 @@ cdef class Completion(Waitable):
         if not self.finished:
             raise RuntimeError("in flight: await it first")
         if self.alarm is not None:
-            self.alarm.error = None
+            self.alarm.silence()
         return self._error()
 
     @property

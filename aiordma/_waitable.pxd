@@ -33,6 +33,7 @@ cdef class Alarm:
     cdef Hooks hooks
     cdef object message
     cdef object error
+    cpdef object silence(self)
     cdef int _ring(self) except -1
 
 

@@ -234,7 +234,7 @@ cdef class Alarm:
         self.message = message
         self.error = error
 
-    def silence(self) -> None:
+    cpdef object silence(self):
         """Somebody has looked at it."""
         self.error = None
 
