@@ -12,7 +12,7 @@ import sys
 
 from libc.errno cimport EAGAIN, EINTR, ENOSYS, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from aiordma cimport _ibv as v
 
@@ -225,10 +225,10 @@ cdef class EventChannel:
         """
         cdef rdma_cm_event *event
         cdef rdma_conn_param *conn
-        cdef int rc = 0, err = 0, n
+        cdef int rc = 0, err = 0, _
         cdef list found = []
         cdef Id new
-        for n in range(limit):
+        for _ in range(limit):
             with nogil:
                 event = NULL
                 rc = aior_rdma_get_cm_event(self.channel, &event)

@@ -7,8 +7,7 @@ the pyverbs objects hold.
 """
 
 from cpython.object cimport PyObject
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.errno cimport EINTR, errno
+from libc.errno cimport errno
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
@@ -116,9 +115,9 @@ def cq_address(object cq, uintptr_t context) -> int:
     cdef _SafeReader reader = _SafeReader()
     cdef v.ibv_cq seen
     cdef uint32_t handle = 0
-    # Not by its attribute `cq`, which is the address from rdma-core 61 on: older ones give the pointer as if it were a Python
-    # object. A count of references to it is a count on the struct's first word, its context, and from Python 3.12 on not every
-    # count goes back to what it was.
+    # Not by its attribute `cq`, which is the address from rdma-core 61 on: older ones give the pointer as if it were a
+    # Python object. A count of references to it is a count on the struct's first word, its context, and from Python 3.12 on
+    # not every count goes back to what it was.
     for line in str(cq).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "Handle":
@@ -314,8 +313,8 @@ def dealloc_td(ThreadDomain domain not None) -> None:
 
 
 def set_td(object attributes, uintptr_t pd, ThreadDomain domain not None) -> None:
-    """Puts a thread domain into a pyverbs ParentDomainInitAttr, which has no word for it. ``pd``: the address that it was made
-    with, by which its ``struct ibv_parent_domain_init_attr`` is found."""
+    """Puts a thread domain into a pyverbs ParentDomainInitAttr, which has no word for it. ``pd``: the address that it was
+    made with, by which its ``struct ibv_parent_domain_init_attr`` is found."""
     cdef uintptr_t *words = <uintptr_t *><PyObject *>attributes
     cdef Py_ssize_t i, n = (type(attributes).__basicsize__ - sizeof(v.ibv_parent_domain_init_attr)) // sizeof(uintptr_t)
     cdef v.ibv_parent_domain_init_attr *a

@@ -194,7 +194,7 @@ cdef class CompletionQueue:
         return total
 
     cdef int _gone(self) except -1:
-        """Whether the CQ was destroyed through its pyverbs object, or the PD's or context's, instead of the device's close()."""
+        """Whether the CQ was destroyed by closing its pyverbs object, or the PD's or context's, instead of the device."""
         if self.held == NULL or self.held[0] == <void *>self.cq:
             return 0
         self.held = NULL

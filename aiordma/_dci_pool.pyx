@@ -205,7 +205,7 @@ cdef class PoolOperation(Waitable):
             return 0
 
     cdef int _prepare_wait(self) except -1:
-        """Polls and spins where its completion comes from; where it waits for a lane, where one that must complete first does."""
+        """Polls and spins where its completion comes from; while it waits for a lane, where one that comes first does."""
         cdef CompletionQueue cq = None
         cdef Slot slot
         if self.completion is not None and not self.completion.finished:

@@ -5,7 +5,7 @@ import struct
 from operator import index
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 
 from aiordma.errors import ClosedError, UsageError
@@ -76,8 +76,8 @@ cdef class Region:
     """One registration: where it is, its keys, and how many work requests use it now.
 
     ``inflight`` counts; while it isn't zero the registration must stay (verbs.h: an MR may be deregistered only when
-    nothing uses it). ``domain`` is the protection domain it belongs to; ``direct``
-    tells whether addresses in it are this process's own (an mkey's are offsets); ``buffer`` is the buffer export that keeps the memory from being freed or resized.
+    nothing uses it). ``domain`` is the protection domain it belongs to; ``direct`` tells whether addresses in it are this
+    process's own (an mkey's are offsets); ``buffer`` is the buffer export that keeps the memory from being freed or resized.
     """
 
     def __init__(self, uint64_t addr, uint64_t length, uint32_t lkey, uint32_t rkey, int access, domain=None,

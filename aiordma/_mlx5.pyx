@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset
 from aiordma cimport _ibv as v
 from aiordma cimport _mlx5dv as dv
 from aiordma._operation cimport QUEUED, REQUEST_MEMCPY, REQUEST_RAW_WQE, REQUEST_UMR, Completion
-from aiordma._workqueue cimport PostFunction, WorkQueue
+from aiordma._workqueue cimport PostFunction
 from aiordma._memory cimport MemorySlice, Region, RemoteBuffer, enter_all, leave_all
 from aiordma._post cimport QueuePairBase
 from aiordma._waitable cimport Waitable
@@ -178,7 +178,6 @@ cdef class MkeyBase:
         self._unbind()
 
     cdef int _bind(self, uint64_t length, int access, tuple sources) except -1:
-        cdef MemorySlice part
         self._unbind()
         enter_all(sources)
         self.sources = sources
@@ -223,15 +222,15 @@ cdef class MkeyBase:
         return self.region is not None
 
     cdef MemorySlice _whole(self):
-        cdef MemorySlice whole
+        cdef MemorySlice part
         if self.region is None:
             raise UsageError(f"{self!r} has no layout: register one first (qp.register_list, qp.map_strided, ...)")
-        whole = MemorySlice.__new__(MemorySlice)
-        whole.region = self.region
-        whole.owner = self
-        whole.addr = 0
-        whole.length = self.region.length
-        return whole
+        part = MemorySlice.__new__(MemorySlice)
+        part.region = self.region
+        part.owner = self
+        part.addr = 0
+        part.length = self.region.length
+        return part
 
     def whole(self) -> MemorySlice:
         """All of the data that the layout describes, as a local source or target."""
@@ -331,7 +330,9 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
         if n == 0:
             raise UsageError("a layout has at least one entry")
         if n > limit:
-            raise UsageError(f"{n} entries, but this QP was made for {limit} ({option}): create it with a larger max_umr_entries")
+            raise UsageError(
+                f"{n} entries, but this QP was made for {limit} ({option}): create it with a larger max_umr_entries"
+            )
         if n + extra > mkey.max_entries:
             raise UsageError(
                 f"{n} entries{' and one for the strided header' if extra else ''}, but the mkey was made for "
@@ -404,8 +405,8 @@ cdef class Mlx5QueuePairBase(QueuePairBase):
             skip = bytes_skip
             if (repeat_count - 1) * (count + skip) + count > part.length:
                 raise UsageError(
-                    f"block {i}: {repeat_count} times {bytes_count} bytes at a distance of {bytes_count + bytes_skip} reach beyond "
-                    f"{part!r}"
+                    f"block {i}: {repeat_count} times {bytes_count} bytes at a distance of {bytes_count + bytes_skip} "
+                    f"reach beyond {part!r}"
                 )
             entries[i].addr = part.addr
             entries[i].bytes_count = <uint32_t>count
@@ -625,4 +626,3 @@ cdef class DcInitiatorBase(Mlx5QueuePairBase):
             target.waiting += 1
             c.on_finish(target._left)
         return c
-

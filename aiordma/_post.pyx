@@ -374,7 +374,9 @@ cdef class QueuePairBase(Receiver):
                 "an atomic returns the old value into 8 bytes of registered memory: pass a slice of 8 bytes as local"
             )
         if not (<MemorySlice>local).region.direct:
-            raise BufferAccessError("an atomic's old value goes into memory of this process, not through an mkey or into device memory")
+            raise BufferAccessError(
+                "an atomic's old value goes into memory of this process, not through an mkey or into device memory"
+            )
         if remote.length < 8:
             raise UsageError(f"an atomic works on 8 bytes, {remote!r} has fewer")
         if remote.addr & 7:

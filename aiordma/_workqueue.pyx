@@ -172,9 +172,9 @@ cdef class WorkQueue(Queue):
         cdef v.ibv_send_wr *bad = NULL
         cdef void **entries = self.entries
         cdef uint64_t seq = self.head
-        cdef uint32_t i, posted
+        cdef uint32_t _, posted
         cdef int rc
-        for i in range(n):
+        for _ in range(n):
             wr.wr_id = self.base | (seq & SEQ_MASK)
             # As _count_signal().
             if not wr.send_flags & v.IBV_SEND_SIGNALED:
@@ -205,7 +205,7 @@ cdef class WorkQueue(Queue):
             posted += 1
             wr = wr.next
         # The rest wasn't taken by the device: their slots are free again. The caller settles the operation.
-        for i in range(n - posted):
+        for _ in range(n - posted):
             self.head -= 1
             self.entries[self.head & self.mask] = NULL
             self.used -= 1
