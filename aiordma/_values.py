@@ -9,7 +9,10 @@ __all__ = ["whole", "whole_fields"]
 
 
 def whole(value: Any) -> Any:
-    """An int of whatever is one, numpy's too (operator.index()); anything else as it is, for the check that follows."""
+    """An int of whatever is one, numpy's too (operator.index()); anything else as it is, for the check that follows.
+
+    What an ``__index__`` raises, but TypeError, is raised.
+    """
     if isinstance(value, int) or value is None:
         return value
     try:
@@ -22,5 +25,6 @@ def whole_fields(instance: Any) -> None:
     """The same for all fields of a dataclass, frozen or not; for its ``__post_init__``."""
     for name in instance.__dataclass_fields__:
         value = getattr(instance, name)
-        if whole(value) is not value:
-            object.__setattr__(instance, name, whole(value))
+        number = whole(value)
+        if number is not value:
+            object.__setattr__(instance, name, number)

@@ -384,6 +384,48 @@ async def test_a_spin_budget_out_of_range_is_refused_before_and_after_there_are_
             await p.check()
 
 
+class Odd:
+    """A number that fails when it's asked for its value."""
+
+    def __index__(self) -> int:
+        raise ZeroDivisionError("odd")
+
+
+async def test_what_a_number_raises_itself_comes_through_and_leaves_nothing_behind() -> None:
+    """As with operator.index(): it's no wrong argument but a fault of the number's class, which must be seen as it is."""
+    odd: Any = Odd()
+    before = object_counts()
+    for option in ("port", "gid_index", "cq_depth", "spin_us"):
+        with pytest.raises(ZeroDivisionError):
+            await aiordma.open_device(DEVICE, **{option: odd})
+    assert object_counts() == before
+    async with open_pair() as p, p.device.create_srq() as srq:
+        made, posted = object_counts(), (p.a.statistics(), p.b.statistics(), p.local.region.inflight)
+        for call in (
+            lambda: p.device.create_qp(max_send_wr=odd),
+            lambda: p.device.create_qp(max_recv_wr=odd, srq=srq),
+            lambda: p.device.create_srq(max_wr=odd),
+            lambda: p.device.create_srq(max_sge=odd),
+            lambda: p.device.reg_mr(bytearray(8), access=odd),
+            lambda: setattr(p.device, "spin_us", odd),
+            lambda: aiordma.listen("127.0.0.1", odd, device=p.device, via="tcp"),
+            lambda: aiordma.listen("127.0.0.1", 0, device=p.device, via="tcp", backlog=odd),
+            lambda: p.a.send(p.local, imm=odd),
+            lambda: p.a.atomic_fetch_add(p.local[:8], p.remote, odd),
+            lambda: p.a.batch().rdma_write(p.local, p.remote, imm=odd),
+            lambda: p.local[odd:],
+            lambda: p.remote[:odd],
+        ):
+            with pytest.raises(ZeroDivisionError):
+                await call()
+        with pytest.raises(ZeroDivisionError):
+            await srq.limit_reached(odd)
+        assert object_counts() == made
+        assert (p.a.statistics(), p.b.statistics(), p.local.region.inflight) == posted
+        await p.check()
+    assert object_counts() == before
+
+
 @pytest.mark.parametrize("value", [0, -1, 1 << 40, 2.5, "many"])
 async def test_a_depth_of_cqs_that_the_device_can_not_have_is_refused_and_nothing_is_opened(value: Any) -> None:
     before = object_counts()

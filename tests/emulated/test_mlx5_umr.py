@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from emulated.core import connect, eventually, settle
+from emulated.core import connect, eventually, object_counts, settle
 from emulated.mlx5 import WC_LOCAL_INV, WC_UMR, opened, pair
 from pyverbs import enums as e
 from pyverbs.providers.mlx5.mlx5dv_mkey import Mlx5Mkey, Mlx5MrInterleaved
@@ -467,6 +467,30 @@ async def test_the_peer_gets_an_error_from_an_invalidated_key() -> None:
 
 
 # ------------------------------------------------------------------ errors and ends
+
+
+async def test_what_a_number_raises_itself_comes_through_and_leaves_nothing_behind() -> None:
+    class Odd:
+        def __index__(self) -> int:
+            raise ZeroDivisionError("odd")
+
+    odd: Any = Odd()
+    async with pair(max_umr_entries=4, memcpy=True) as p, mlx5.create_mkey(p.device, 4) as mkey:
+        before = object_counts()
+        for call in (
+            lambda: mlx5.create_mkey(p.device, odd),
+            lambda: mlx5.create_qp(p.device, max_umr_entries=odd),
+            lambda: mlx5.create_dma_engine(p.device, depth=odd),
+            lambda: mlx5.create_dma_engine(p.device, chunk=odd),
+            lambda: mlx5.create_dc_initiator(p.device, log_streams=odd),
+            lambda: mlx5.create_dci_pool(p.device, odd),
+            lambda: p.a.register_interleaved(mkey, [(p.local, 1, 1)], repeat_count=odd),
+        ):
+            with pytest.raises(ZeroDivisionError):
+                await call()
+        assert object_counts() == before
+        assert not mkey.bound
+        await p.a.register_list(mkey, [p.local[:8]])
 
 
 async def test_an_error_while_posting_does_not_hang_the_next_post() -> None:
