@@ -4,9 +4,11 @@ Run as a program, this is such a process: it takes code as JSON lines from its s
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -18,6 +20,9 @@ from typing import Any
 
 RUNTIME = "AIORDMA_EMULATOR_RUNTIME_DIR"
 
+#: Code after which nobody without CAP_SYS_PTRACE may read the process's memory: PR_SET_DUMPABLE, man 2 prctl and ptrace.
+FORBID = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"
+
 
 def stop(pid: int) -> None:
     """Stop a process, and wait until all its threads stand."""
@@ -28,17 +33,25 @@ def stop(pid: int) -> None:
 
 
 class Process:
-    """A process that has imported :mod:`emulated.nic` as * and ``asyncio``, ``aiordma``, ``time``, ``os``."""
+    """A process that has imported :mod:`emulated.nic` as * and ``asyncio``, ``aiordma``, ``time``, ``os``.
 
-    def __init__(self, runtime: Path, *, devices: int = 1, **config: Any) -> None:
+    Without ``traces`` it gives up CAP_SYS_PTRACE, as root too, and may read no other's memory that forbids it
+    (:data:`FORBID`). What it writes to standard error is added to ``log``.
+    """
+
+    def __init__(
+        self, runtime: Path, *, devices: int = 1, traces: bool = True, log: Path | None = None, **config: Any
+    ) -> None:
         env = os.environ | {RUNTIME: str(runtime), "PYTHONPATH": str(Path(__file__).parent.parent)}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps({"devices": devices} | config)],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with open(log, "a") if log else contextlib.nullcontext() as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps({"devices": devices, "traces": traces} | config)],
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
         self.pid = self._process.pid
 
     def start(self, code: str) -> None:
@@ -140,11 +153,25 @@ def describe(end: Any) -> dict[str, Any]:
     return {"qp_num": end.qp.qp_num, "rkey": end.mr.rkey, "buf": end.mr.buf, "gid": str(gid.gid)}
 
 
+def give_up_tracing() -> None:
+    """Drop CAP_SYS_PTRACE, for this thread and those that it will start."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
+    data = ctypes.create_string_buffer(24)
+    assert not libc.capget(header, data), ctypes.get_errno()
+    words = list(struct.unpack("=6I", data.raw))
+    for i in (0, 1):  # effective and permitted
+        words[i] &= ~(1 << 19)
+    assert not libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *words))), ctypes.get_errno()
+
+
 def _serve(config: dict[str, Any]) -> None:
     import ast
 
     import aiordma.emulator
 
+    if not config.pop("traces"):
+        give_up_tracing()
     aiordma.emulator.attach(config.pop("devices"), **config)
     space: dict[str, Any] = {"Far": Far, "describe": describe}
     exec(

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Two processes: random operations against a model, with receivers that come late, with somebody who writes rubbish into
- * what they share, with somebody who cuts it short, and with a device that stands still in the middle of something. */
+ * Two processes: random operations against a model, with receivers that come late, with memory that may not be read any more
+ * from some moment on, with somebody who writes rubbish into what they share, with somebody who cuts it short, and with a
+ * device that stands still in the middle of something. */
 #define _GNU_SOURCE
 #include "nic_world.h"
 #include "wire.h"
@@ -8,9 +9,12 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,13 +132,24 @@ static uint32_t random_length(void)
 #define RECV_SIZE 4096u
 #define RECV_AT (MEM / 2)
 
+/* Whether their memory may be read until some moment only, which is another one on each side. */
+static bool forbidding;
+
+static void forbid(bool now)
+{
+	if (forbidding && now)
+		CHECK(!prctl(PR_SET_DUMPABLE, 0));
+}
+
 static void receiver(bool one_copy)
 {
 	uint32_t posted[QPS] = { 0 }, done[QPS] = { 0 }, xrc_done = 0;
+	uint32_t moment = (uint32_t)rand() % 64 * 8 * QPS;
 
 	open_side(1, one_copy);
 	connect_all(18, 7);
 	while (!load(&s->stop)) {
+		forbid(load(&s->receives) >= moment);
 		for (unsigned i = 0; i < QPS; i++) {
 			struct sge e = { s->mem[1] + RECV_AT, RECV_SIZE, mr.m.key };
 			struct wc wc;
@@ -227,7 +242,7 @@ static void sender(bool one_copy)
 {
 	static uint8_t model[MEM / 2];
 	uint8_t *mine = s->mem[0];
-	unsigned in_flight = 0;
+	unsigned in_flight = 0, moment = (unsigned)rand() % ROUNDS;
 
 	open_side(0, one_copy);
 	connect_all(18, 7);
@@ -238,6 +253,7 @@ static void sender(bool one_copy)
 		struct sge e = { mine + (uint32_t)rand() % (MEM / 4), len, mr.m.key };
 		struct wr w = { .sg = &e, .nsg = len != 0, .raddr = (uintptr_t)s->mem[1] + off, .rkey = s->key[1] };
 
+		forbid(round >= moment);
 		switch (rand() % 5) {
 		case 4:
 			await(&in_flight, 0);
@@ -298,6 +314,33 @@ static void sender(bool one_copy)
 	await(&in_flight, 0);
 	__atomic_store_n(&s->stop, 1, __ATOMIC_RELEASE);
 	close_side();
+}
+
+/* Without the capability, and with what the program may do to be read by nobody. LeakSanitizer reads it at the end. */
+static void barred(void (*run)(bool))
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[2];
+
+	CHECK(!syscall(SYS_capget, &header, data));
+	data[0].effective &= ~(1u << CAP_SYS_PTRACE);
+	data[0].permitted &= ~(1u << CAP_SYS_PTRACE);
+	CHECK(!syscall(SYS_capset, &header, data));
+	forbidding = true;
+	run(true);
+	CHECK(!prctl(PR_SET_DUMPABLE, 1));
+}
+
+static void barred_sender(bool unused)
+{
+	(void)unused;
+	barred(sender);
+}
+
+static void barred_receiver(bool unused)
+{
+	(void)unused;
+	barred(receiver);
 }
 
 /* ---------------------------------------------------------------- rubbish */
@@ -649,6 +692,12 @@ int main(void)
 		start(sender, one_copy);
 		start(receiver, one_copy);
 		finish(2);
+		if (one_copy) {
+			memset(s, 0, offsetof(struct shared, mem));
+			start(barred_sender, one_copy);
+			start(barred_receiver, one_copy);
+			finish(2);
+		}
 		memset(s, 0, offsetof(struct shared, mem));
 		start(cancelling, one_copy);
 		start(standing, one_copy);

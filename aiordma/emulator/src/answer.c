@@ -120,6 +120,8 @@ static void serve(struct wire_link *l, uint32_t slot)
 		a.reply = (uint8_t)fabric_deliver(to.dev, to.port_num, &req, &payload, &a.rnr_timer);
 		if (a.reply == REPLY_ACK && w.opcode == MLX5_OPCODE_RDMA_READ && w.len)
 			a.reply = (uint8_t)give_data(l, &w, slot, &a);
+		if (a.reply == REPLY_OUT_OF_REACH)
+			wire_bar(l, l->side);
 	}
 	memcpy(&s->answer, &a, sizeof(a));
 }

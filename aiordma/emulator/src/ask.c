@@ -19,7 +19,16 @@ static bool has_payload(const struct nic_req *req)
 
 static bool can_read(const struct wire_link *l, uint32_t side)
 {
-	return __atomic_load_n(&l->shared->reach[side], __ATOMIC_ACQUIRE) == REACH_YES;
+	return !l->barred[side] && __atomic_load_n(&l->shared->reach[side], __ATOMIC_ACQUIRE) == REACH_YES;
+}
+
+void wire_bar(struct wire_link *l, uint32_t side)
+{
+	if (!l->barred[side])
+		emu_log(EMU_INFO, "payload is copied twice from now on: process %d %s", l->peer.pid,
+			side == l->side ? "doesn't let its memory be read any more" : "may not read our memory any more");
+	l->barred[side] = true;
+	__atomic_store_n(&l->shared->reach[side], REACH_NO, __ATOMIC_RELEASE);
 }
 
 /* Payload can be read where it lies by the side that it goes to. */
@@ -130,14 +139,16 @@ static void fill(struct wire_request *w, const struct nic_req *req)
 static enum nic_copied post(struct wire_link *l, uint32_t slot, const struct nic_req *req, const struct nic_sgl *data)
 {
 	struct wire_slot *s = &l->mine->slots[slot];
+	bool far = req->len > WIRE_INLINE && by_pieces(l, req);
 	enum nic_copied copied = COPY_DONE;
 
 	fill(&s->request, req);
-	if (has_payload(req) && req->len > WIRE_INLINE && by_pieces(l, req))
+	l->pieces[slot] = far;
+	if (has_payload(req) && far)
 		copied = put_pieces(l, slot, &s->request, data, req->len);
 	else if (has_payload(req) && req->len)
 		copied = put_bytes(s, data, req->len);
-	else if (req->opcode == MLX5_OPCODE_RDMA_READ && req->len > WIRE_INLINE && by_pieces(l, req))
+	else if (far)
 		s->request.flags |= WIRE_WANT_PIECES;
 	if (copied != COPY_DONE) {
 		wire_release(l, slot);
@@ -194,14 +205,15 @@ bool wire_post(struct emu_qp *qp, struct wire_link *l, struct nic_req *req, stru
 /* ---------------------------------------------------------------- answers */
 
 /* Where a READ's bytes are. */
-static bool take_data(struct wire_link *l, struct wire_slot *s, uint32_t npieces, uint64_t len, struct nic_sgl *data)
+static bool take_data(struct wire_link *l, uint32_t slot, uint32_t npieces, uint64_t len, struct nic_sgl *data)
 {
+	struct wire_slot *s = &l->mine->slots[slot];
 	const struct wire_piece *p = (const void *)s->payload;
 
 	sgl_reset(data);
 	if (!npieces)
 		return len <= WIRE_PAYLOAD && sgl_add(data, s->payload, len);
-	if (npieces > WIRE_PIECES)
+	if (npieces > WIRE_PIECES || !l->pieces[slot])
 		return false;
 	data->owner = &l->memory;
 	for (uint32_t i = 0; i < npieces; i++) {
@@ -218,29 +230,28 @@ enum nic_reply wire_reply(const struct wire_link *l, uint32_t slot)
 {
 	uint8_t reply = __atomic_load_n(&l->mine->slots[slot].answer.reply, __ATOMIC_RELAXED);
 
-	return reply <= REPLY_BAD_SOURCE ? (enum nic_reply)reply : REPLY_NONE;
+	if (reply == REPLY_OUT_OF_REACH && !l->pieces[slot])
+		return REPLY_NONE; /* it has the payload */
+	return reply <= REPLY_OUT_OF_REACH ? (enum nic_reply)reply : REPLY_NONE;
 }
 
 bool wire_data(struct wire_link *l, const struct wire_flight *f, struct nic_sgl *data, uint64_t *result)
 {
-	struct wire_slot *s = &l->mine->slots[f->slot];
 	struct wire_answer a;
 
-	memcpy(&a, &s->answer, sizeof(a));
+	memcpy(&a, &l->mine->slots[f->slot].answer, sizeof(a));
 	*result = a.result;
-	return f->opcode != MLX5_OPCODE_RDMA_READ || !f->len || take_data(l, s, a.npieces, f->len, data);
+	return f->opcode != MLX5_OPCODE_RDMA_READ || !f->len || take_data(l, f->slot, a.npieces, f->len, data);
 }
 
 enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data, uint8_t *rnr_timer)
 {
 	struct nic_qp *n = nic(qp);
 	struct wire_answer a;
-	struct wire_slot *s;
 
 	if (n->wire != WIRE_ANSWERED)
 		return REPLY_PENDING;
-	s = &n->wire_link->mine->slots[n->wire_slot];
-	memcpy(&a, &s->answer, sizeof(a));
+	memcpy(&a, &n->wire_link->mine->slots[n->wire_slot].answer, sizeof(a));
 	a.reply = (uint8_t)wire_reply(n->wire_link, n->wire_slot);
 	n->wire_waits = false;
 	*rnr_timer = a.rnr_timer;
@@ -248,8 +259,10 @@ enum nic_reply wire_answered(struct emu_qp *qp, struct nic_req *req, struct nic_
 		*req->result = a.result;
 	/* What the slot has is good until somebody asks for something in it, which isn't before this turn has ended. */
 	if (a.reply == REPLY_ACK && req->opcode == MLX5_OPCODE_RDMA_READ && req->len &&
-	    !take_data(n->wire_link, s, a.npieces, req->len, data))
+	    !take_data(n->wire_link, n->wire_slot, a.npieces, req->len, data))
 		a.reply = REPLY_NAK_OPERATION;
+	if (a.reply == REPLY_OUT_OF_REACH)
+		wire_bar(n->wire_link, !n->wire_link->side);
 	n->wire = WIRE_IDLE;
 	wire_release(n->wire_link, n->wire_slot);
 	return a.reply;

@@ -48,6 +48,7 @@ enum nic_reply {
 	REPLY_NAK_ACCESS,
 	REPLY_NAK_OPERATION,
 	REPLY_BAD_SOURCE, /* nothing the network says: the payload's memory, on the sender's side, is gone */
+	REPLY_OUT_OF_REACH, /* nor this: the payload's memory may not be read from there. Nothing counts as received */
 	REPLY_PENDING,	  /* under way: the QP gets a turn when the answer is there */
 };
 

@@ -27,14 +27,26 @@ static ssize_t read_from(pid_t pid, const struct nic_piece *local, uint32_t nloc
 				(const struct iovec *)(const void *)remote, nremote < IOV_MAX ? nremote : IOV_MAX, 0);
 }
 
+/* What the call failed with. EPERM is also what it says of whoever has a dead one's id and is somebody else's; who takes
+ * that for the peer's refusal asks it to send what it will never send. One without memory (ESRCH) is about to end, or has.
+ * ENOSYS, and what a filter says instead, may come late: seccomp(2) can be put on at any time. */
+static enum nic_copied failed(void)
+{
+	return errno == EPERM || errno == EACCES || errno == ENOSYS ? COPY_BARRED : COPY_GONE;
+}
+
 /* Its id means another process, or none, or even us, if it's in another PID namespace, or if it has ended. */
-static bool is_there(const struct nic_foreign *f)
+static enum nic_copied is_there(const struct nic_foreign *f)
 {
 	uint64_t value = 0;
 	struct nic_piece local = { (uint8_t *)&value, sizeof(value) };
 	struct nic_piece remote = { (uint8_t *)(uintptr_t)f->nonce_address, sizeof(value) };
 
-	return f->nonce && read_from(f->thread, &local, 1, &remote, 1) == sizeof(value) && value == f->nonce;
+	if (!f->nonce)
+		return COPY_GONE;
+	if (read_from(f->thread, &local, 1, &remote, 1) != sizeof(value))
+		return failed();
+	return value == f->nonce ? COPY_DONE : COPY_GONE;
 }
 
 bool foreign_reachable(const struct registry_peer *peer, struct nic_foreign *f)
@@ -44,7 +56,7 @@ bool foreign_reachable(const struct registry_peer *peer, struct nic_foreign *f)
 	f->thread = __atomic_load_n(&e->thread, __ATOMIC_ACQUIRE);
 	f->nonce = e->nonce;
 	f->nonce_address = e->nonce_address;
-	return emu.one_copy && peer->pid != getpid() && f->thread > 0 && is_there(f);
+	return emu.one_copy && peer->pid != getpid() && f->thread > 0 && is_there(f) == COPY_DONE;
 }
 
 void foreign_allow(pid_t pid)
@@ -93,10 +105,11 @@ static bool copy_pieces(struct nic_sgl *to, const struct nic_sgl *from, uint64_t
 static enum nic_copied whose_fault(const struct nic_foreign *owner, const struct nic_piece *target)
 {
 	static struct nic_sgl there, here;
+	enum nic_copied copied = is_there(owner);
 	uint8_t byte;
 
-	if (!is_there(owner))
-		return COPY_GONE;
+	if (copied != COPY_DONE)
+		return copied;
 	sgl_reset(&there);
 	sgl_reset(&here);
 	if (!sgl_add(&there, target->p, 1) || !sgl_add(&here, &byte, 1))
@@ -131,6 +144,8 @@ enum nic_copied foreign_copy(const struct nic_sgl *dst, const struct nic_sgl *sr
 
 		advance(&local, &l, 0);
 		n = read_from(src->owner->thread, local.v + l, local.n - l, remote.v + r, remote.n - r);
+		if (n < 0 && failed() == COPY_BARRED)
+			return COPY_BARRED;
 		if (n <= 0)
 			return whose_fault(src->owner, &local.v[l]);
 		left -= (uint64_t)n;

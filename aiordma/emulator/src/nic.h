@@ -73,9 +73,10 @@ static inline bool sgl_add(struct nic_sgl *s, uint8_t *p, uint64_t len)
 uint64_t sgl_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
 
 /* The same, in the device thread, if the memory may be gone. */
-enum nic_copied { COPY_DONE, COPY_BAD_SOURCE, COPY_BAD_TARGET, COPY_GONE };
+enum nic_copied { COPY_DONE, COPY_BAD_SOURCE, COPY_BAD_TARGET, COPY_GONE, COPY_BARRED };
 enum nic_copied fault_guard_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
-/* From another process's memory (foreign.c). COPY_GONE: it's gone, and its process with it, or all but. */
+/* From another process's memory (foreign.c). COPY_GONE: it's gone, and its process with it, or all but. COPY_BARRED: we may
+ * not read there (any more). */
 enum nic_copied foreign_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len);
 
 static inline enum nic_copied nic_copy(const struct nic_sgl *dst, const struct nic_sgl *src, uint64_t len)
@@ -296,6 +297,7 @@ enum nic_step {
 	STEP_FAIL,
 	STEP_LAUNCHED, /* on its way, and the next one may follow */
 	STEP_LANDING,  /* those that are on their way come first */
+	STEP_AGAIN,    /* its payload couldn't be had where it lies: nothing has been done, it goes the other way */
 };
 
 enum nic_step requester_step(struct emu_qp *, struct nic_wqe *, uint8_t *syndrome);

@@ -117,6 +117,8 @@ static enum nic_step after_reply(struct emu_qp *qp, enum nic_reply reply, uint8_
 		return wait_wire(qp, syndrome);
 	if (reply == REPLY_BAD_SOURCE)
 		return fail(syndrome, MLX5_CQE_SYNDROME_LOCAL_PROT_ERR);
+	if (reply == REPLY_OUT_OF_REACH)
+		return STEP_AGAIN;
 	if (!reliable(qp))
 		return STEP_DONE; /* sent, which is all that is promised */
 	switch (reply) {
@@ -253,6 +255,10 @@ static enum nic_step step_read(struct emu_qp *qp, struct nic_wqe *w, struct nic_
 		/* An answer that can't be taken is none, and there won't be another. */
 		nic(qp)->wire = WIRE_LOST;
 		return wait_wire(qp, syndrome);
+	case COPY_BARRED:
+		/* It's asked for once more, as a NIC asks again for a READ's answer that was lost. */
+		wire_bar(nic(qp)->wire_link, nic(qp)->wire_link->side);
+		return STEP_AGAIN;
 	case COPY_BAD_SOURCE:
 		return fail(syndrome, MLX5_CQE_SYNDROME_REMOTE_OP_ERR);
 	case COPY_BAD_TARGET:
@@ -417,6 +423,9 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 		step = step_atomic(qp, w, to, &req, syndrome);
 	else
 		step = step_send(qp, w, to, &req, syndrome);
+	/* Only once for each way: wire_bar() and wire_reply() see to it. */
+	if (step == STEP_AGAIN)
+		return step_transport(qp, w, syndrome);
 	if (step != STEP_DONE)
 		return step;
 	qp->progress += req.len;

@@ -146,8 +146,8 @@ static struct nic_rx *rx_of(struct emu_qp *qp, const struct nic_req *req)
 static enum nic_reply take(struct emu_qp *qp, struct nic_rx *rx, const struct nic_req *req)
 {
 	/* One that a message which was never finished had taken serves the next one: rxe, class D1; the initiator of a
-	 * DC connection that failed comes back. */
-	if (rx->recv.taken && (!reliable(qp) || qp->dct))
+	 * DC connection that failed comes back; and so does a message of any kind whose payload was out of reach. */
+	if (rx->recv.taken)
 		return REPLY_ACK;
 	if (!rq_take(qp, request_srq(qp, req), &rx->recv))
 		return reliable(qp) ? REPLY_RNR : REPLY_NONE;
@@ -188,6 +188,8 @@ static enum nic_reply scatter(struct emu_qp *qp, struct nic_rx *rx, uint64_t off
 		return REPLY_BAD_SOURCE;
 	case COPY_GONE:
 		return REPLY_NONE;
+	case COPY_BARRED:
+		return REPLY_OUT_OF_REACH;
 	case COPY_BAD_TARGET:
 		return bad_buffer(qp, rx);
 	default:
@@ -228,6 +230,8 @@ static enum nic_reply receive_send(struct emu_qp *qp, struct nic_req *req, struc
 		return REPLY_NONE; /* the rest of a message whose beginning was dropped */
 	}
 	done = scatter(qp, rx, req->off, data, req->len);
+	if (done == REPLY_OUT_OF_REACH && req->first)
+		rx->busy = false; /* it begins again, with the receive that it has */
 	if (done != REPLY_ACK || !req->last)
 		return done;
 	if (req->opcode == MLX5_OPCODE_SEND_INVAL && !invalidate(qp, req)) {
@@ -291,6 +295,8 @@ static enum nic_reply receive_write(struct emu_qp *qp, struct nic_req *req, stru
 		return REPLY_BAD_SOURCE;
 	case COPY_GONE:
 		return REPLY_NONE;
+	case COPY_BARRED:
+		return REPLY_OUT_OF_REACH;
 	case COPY_BAD_TARGET:
 		return refuse(qp, REPLY_NAK_OPERATION, IBV_EVENT_QP_FATAL);
 	default:
@@ -448,12 +454,17 @@ static void raise_established(struct emu_qp *qp)
 }
 
 /* The last message once more, because its answer was lost (only inject_wqe.c loses answers): it's acknowledged and not done
- * again, but for a READ; an atomic's answer is the one that it had. rxe, duplicate_request(). */
+ * again; an atomic's answer is the one that it had. READs are done again, the last and those before it: their bytes may have
+ * been out of the asking side's reach. What is earlier and what is later is as in rxe: check_psn(), psn_compare(),
+ * duplicate_request(). */
 SELDOM_CALLED static enum nic_reply duplicate(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
 {
 	const struct nic_qp *n = nic(qp);
+	uint32_t ago = (n->rx_psn - req->psn) & 0xffffff;
+	bool last = ago == (req->packets & 0xffffff);
+	bool earlier = ago > req->packets && ago < 1u << 23;
 
-	if (!n->rx_messages || ((req->psn + req->packets) & 0xffffff) != n->rx_psn)
+	if (!n->rx_messages || !(last || (earlier && req->opcode == MLX5_OPCODE_RDMA_READ)))
 		return REPLY_NONE;
 	switch (req->opcode) {
 	case MLX5_OPCODE_RDMA_READ:
@@ -474,7 +485,7 @@ static bool srq_fits(const struct emu_qp *qp, const struct nic_req *req)
 	const struct nic_rx *rx = nic(qp)->rx;
 	const struct emu_srq *srq = request_srq(qp, req);
 
-	return srq && (!rx->busy || rx->recv.srq == srq);
+	return srq && (!rx->recv.taken || rx->recv.srq == srq);
 }
 
 enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)

@@ -9,6 +9,7 @@
  *
  * Small payload lies in the slot. Long payload stays where it is and the slot says where; the side that it goes to reads it
  * with process_vm_readv(2), in one copy. Where the system doesn't let it, all payload goes through slots, in more slices.
+ * It may cease to let it at any time: what was to be read then is asked for, or sent, once more through slots.
  *
  * All zero but for the epoch is a new file's state, and either side may make it. What the other side writes there may be anything:
  * numbers are checked, headers are copied out before they're looked at, and of payload nothing but bytes is believed. */
@@ -86,6 +87,7 @@ struct wire_link {
 	struct emu_list link;
 	struct registry_peer peer;
 	struct nic_foreign memory; /* of the peer, if we may read it */
+	bool barred[2];		   /* the side may not read the other's memory any more, whatever `reach` says */
 	struct wire_shared *shared;
 	struct wire_half *mine, *theirs; /* where we ask; where the other side does */
 	uint32_t side;			 /* ours */
@@ -96,6 +98,7 @@ struct wire_link {
 	/* Of our own half. */
 	struct emu_qp *asking[WIRE_SLOTS]; /* NULL: nobody waits for the answer any more */
 	bool busy[WIRE_SLOTS];
+	bool pieces[WIRE_SLOTS];	   /* its payload, or its answer's, may be pieces */
 	void *sent[WIRE_SLOTS];		   /* what the slot's pieces point at, if it had to be gathered */
 	uint16_t unused[WIRE_SLOTS];
 	uint32_t nunused, answers_seen;
@@ -160,6 +163,8 @@ void wire_cancel(struct emu_qp *);
 uint64_t wire_slice(struct wire_link *, const struct nic_req *);
 bool wire_take_answers(struct wire_link *);
 void wire_lose(struct wire_link *); /* it goes: who waits for it waits in vain */
+/* The side was refused what it could read before: from now on payload to it is copied twice. */
+void wire_bar(struct wire_link *, uint32_t side);
 
 /* A request into a slot, and on its way; false: there is no slot free, or its payload is not there. */
 bool wire_post(struct emu_qp *, struct wire_link *, struct nic_req *, struct nic_sgl *data, uint16_t *slot);
