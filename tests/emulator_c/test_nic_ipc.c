@@ -316,8 +316,7 @@ static void sender(bool one_copy)
 	close_side();
 }
 
-/* Without the capability, and with what the program may do to be read by nobody. LeakSanitizer reads it at the end. */
-static void barred(void (*run)(bool))
+static void give_up_tracing(void)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct data[2];
@@ -326,6 +325,12 @@ static void barred(void (*run)(bool))
 	data[0].effective &= ~(1u << CAP_SYS_PTRACE);
 	data[0].permitted &= ~(1u << CAP_SYS_PTRACE);
 	CHECK(!syscall(SYS_capset, &header, data));
+}
+
+/* Without the capability, and with what the program may do to be read by nobody. LeakSanitizer reads it at the end. */
+static void barred(void (*run)(bool))
+{
+	give_up_tracing();
 	forbidding = true;
 	run(true);
 	CHECK(!prctl(PR_SET_DUMPABLE, 1));
@@ -341,6 +346,72 @@ static void barred_receiver(bool unused)
 {
 	(void)unused;
 	barred(receiver);
+}
+
+/* ---------------------------------------------------------------- whose memory is read */
+
+#define FAR_LEN 40000u
+
+static uint8_t far_bytes[FAR_LEN];
+static uint64_t far_nonce;
+
+/* Whose memory has the nonce, and who then forbids to read it. */
+static _Noreturn void other(void)
+{
+	memset(far_bytes, 7, FAR_LEN);
+	far_nonce = 5;
+	__atomic_store_n(&s->go_on, 1, __ATOMIC_RELEASE);
+	wait_for(&s->go_on, 2);
+	CHECK(!prctl(PR_SET_DUMPABLE, 0));
+	__atomic_store_n(&s->go_on, 3, __ATOMIC_RELEASE);
+	for (;;)
+		pause();
+}
+
+/* From the thread whose memory has the nonce, or had it when it was looked at just before. */
+static enum nic_copied read_far(pid_t thread, uint64_t nonce, bool just_seen)
+{
+	static uint8_t here[FAR_LEN];
+	static struct nic_sgl from, to;
+	struct nic_foreign owner = { thread, nonce, (uintptr_t)&far_nonce, just_seen ? engine_now() : 0 };
+	enum nic_copied copied;
+
+	memset(here, 1, FAR_LEN);
+	sgl_reset(&from);
+	sgl_reset(&to);
+	CHECK(sgl_add(&from, far_bytes, FAR_LEN) && sgl_add(&to, here, FAR_LEN));
+	from.owner = &owner;
+	copied = foreign_copy(&to, &from, FAR_LEN);
+	for (uint32_t i = 0; i < FAR_LEN; i++)
+		CHECK_EQ(here[i], copied == COPY_DONE ? 7 : 1);
+	return copied;
+}
+
+/* One with a dead peer's id is not read. One that lives and forbids it is told from it. */
+static void strangers(bool unused)
+{
+	pid_t pid;
+
+	(void)unused;
+	give_up_tracing();
+	CHECK_EQ(fault_handler_install(), 0);
+	fault_guard_take(true);
+	pid = start_process();
+	if (!pid)
+		other();
+	wait_for(&s->go_on, 1);
+	engine_read_clock();
+	CHECK_EQ(read_far(pid, 5, false), COPY_DONE);
+	CHECK_EQ(read_far(pid, 5, true), COPY_DONE);
+	CHECK_EQ(read_far(pid, 6, false), COPY_GONE);
+	__atomic_store_n(&s->go_on, 2, __ATOMIC_RELEASE);
+	wait_for(&s->go_on, 3);
+	CHECK_EQ(read_far(pid, 5, false), COPY_BARRED);
+	CHECK_EQ(read_far(pid, 5, true), COPY_BARRED);
+	CHECK(!kill(pid, SIGKILL));
+	CHECK_EQ(waitpid(pid, NULL, 0), pid);
+	CHECK_EQ(read_far(pid, 5, false), COPY_GONE);
+	CHECK_EQ(read_far(pid, 5, true), COPY_GONE);
 }
 
 /* ---------------------------------------------------------------- rubbish */
@@ -697,6 +768,9 @@ int main(void)
 			start(barred_sender, one_copy);
 			start(barred_receiver, one_copy);
 			finish(2);
+			memset(s, 0, offsetof(struct shared, mem));
+			start(strangers, one_copy);
+			finish(1);
 		}
 		memset(s, 0, offsetof(struct shared, mem));
 		start(cancelling, one_copy);

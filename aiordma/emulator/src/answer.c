@@ -19,7 +19,7 @@ static bool sensible(const struct wire_request *w)
 	return w->len <= WIRE_PAYLOAD || w->opcode == MLX5_OPCODE_RDMA_READ;
 }
 
-static bool take_payload(const struct wire_link *l, const struct wire_request *w, struct wire_slot *s)
+static bool take_payload(struct wire_link *l, const struct wire_request *w, struct wire_slot *s)
 {
 	const struct wire_piece *p = (const void *)s->payload;
 	uint64_t len = 0;

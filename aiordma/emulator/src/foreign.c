@@ -20,6 +20,9 @@ _Static_assert(sizeof(struct nic_piece) == sizeof(struct iovec) &&
 		       offsetof(struct nic_piece, len) == offsetof(struct iovec, iov_len),
 	       "a list of pieces is an iovec");
 
+/* Ids are used again, but not so soon. */
+#define SEEN_NS 50000000u
+
 static ssize_t read_from(pid_t pid, const struct nic_piece *local, uint32_t nlocal, const struct nic_piece *remote,
 			 uint32_t nremote)
 {
@@ -36,7 +39,7 @@ static enum nic_copied failed(void)
 }
 
 /* Its id means another process, or none, or even us, if it's in another PID namespace, or if it has ended. */
-static enum nic_copied is_there(const struct nic_foreign *f)
+static enum nic_copied is_there(struct nic_foreign *f)
 {
 	uint64_t value = 0;
 	struct nic_piece local = { (uint8_t *)&value, sizeof(value) };
@@ -46,7 +49,10 @@ static enum nic_copied is_there(const struct nic_foreign *f)
 		return COPY_GONE;
 	if (read_from(f->thread, &local, 1, &remote, 1) != sizeof(value))
 		return failed();
-	return value == f->nonce ? COPY_DONE : COPY_GONE;
+	if (value != f->nonce)
+		return COPY_GONE;
+	f->seen = engine_now();
+	return COPY_DONE;
 }
 
 bool foreign_reachable(const struct registry_peer *peer, struct nic_foreign *f)
@@ -102,7 +108,7 @@ static bool copy_pieces(struct nic_sgl *to, const struct nic_sgl *from, uint64_t
  * kernel's exit.c), and may lose it to the OOM killer while all of them still stand. Its device thread is what would
  * answer us, so it's that one's memory that is read: if the nonce can't be had from it any more, no more can an answer.
  * Otherwise it lives. EFAULT says that some address was wrong, not on which side. */
-static enum nic_copied whose_fault(const struct nic_foreign *owner, const struct nic_piece *target)
+static enum nic_copied whose_fault(struct nic_foreign *owner, const struct nic_piece *target)
 {
 	static struct nic_sgl there, here;
 	enum nic_copied copied = is_there(owner);
@@ -130,6 +136,13 @@ enum nic_copied foreign_copy(const struct nic_sgl *dst, const struct nic_sgl *sr
 		return COPY_DONE;
 	if (src->owner->thread <= 0)
 		return COPY_GONE; /* nobody's: 0 is ourselves */
+	/* This process may have been stopped meanwhile, for as long as anybody likes. */
+	if (unlikely(engine_now() - src->owner->seen >= SEEN_NS)) {
+		enum nic_copied there = is_there(src->owner);
+
+		if (there != COPY_DONE)
+			return there;
+	}
 	if (!copy_pieces(&local, dst, len) || !copy_pieces(&remote, src, len))
 		return COPY_BAD_SOURCE;
 	/* The last bytes come last, as in copy.c: the kernel reads them to a place of our own. */

@@ -44,13 +44,14 @@ struct nic_piece {
 struct nic_foreign {
 	pid_t thread;
 	uint64_t nonce, nonce_address;
+	uint64_t seen; /* when it was last found there */
 };
 
 /* Pieces of host memory, in order. Grows as needed and keeps what it grew to. */
 struct nic_sgl {
 	struct nic_piece *v;
 	uint32_t n, cap;
-	const struct nic_foreign *owner; /* whose memory it is, if not ours */
+	struct nic_foreign *owner; /* whose memory it is, if not ours */
 };
 
 static inline void sgl_reset(struct nic_sgl *s)

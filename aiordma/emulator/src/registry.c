@@ -354,4 +354,5 @@ void registry_forked(void)
 {
 	/* The child has no lock: those of fcntl() are the parent's alone, and stay its own when our copy is closed. */
 	forget();
+	nonce = 0; /* its memory isn't the parent's */
 }
