@@ -310,7 +310,7 @@ def _two_processes(f: Field) -> Iterator[Case]:
 
 
 def _scale(f: Field) -> Iterator[Case]:
-    many = "Up to three processes of each take turns. aiordma's sends are all on one CQ of 262,143 entries, C's on one of 96."
+    many = "Up to three processes of each take turns. aiordma's sends are all on one CQ of 32,767 entries, C's on one of 96."
     for qps in (1, 10, 100, 1000):
         yield Case(
             f"qps_{qps}",

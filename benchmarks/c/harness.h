@@ -143,7 +143,9 @@ UNUSED static struct ibv_cq *make_cq(unsigned entries)
 /* Of every contender's send queues. Small where there may be many, so that their number is all that differs. */
 UNUSED static unsigned depth(void)
 {
-	return workload_is("turns") ? 16 : options.window > 128 ? options.window : 128;
+	if (workload_is("turns") || workload_is("regions") || workload_is("pages"))
+		return 16;
+	return options.window > 128 ? options.window : 128;
 }
 
 UNUSED static struct ibv_qp_init_attr_ex qp_wish(struct ibv_cq *send_cq, struct ibv_cq *recv_cq)

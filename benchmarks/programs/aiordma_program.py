@@ -41,7 +41,7 @@ from aiordma import mlx5
 
 Runner = Callable[[int], Awaitable[int]]
 LINE, PAGE = 64, 4096  # bytes
-MANY = 1 << 17  # entries of a CQ: room for a thousand queue pairs and their peers
+MANY = 32_000  # entries of a CQ: room for a thousand queue pairs of 16 sends and their peers
 ROW, PITCH = 256, 1024  # of the strided block, as benchmarks/c/strided.c
 
 

@@ -31,7 +31,7 @@ class Options:
     @property
     def depth(self) -> int:
         """Work requests that a send queue has room for, in every contender."""
-        return 16 if self.workload in ("turns", "regions", "qp_memory") else max(self.window, 128)
+        return 16 if self.workload in ("turns", "regions", "pages", "qp_memory") else max(self.window, 128)
 
 
 def options() -> Options:
