@@ -73,6 +73,7 @@ class Device:
         self._context = facts["context"]
         self._pd = facts["pd"]
         self._qp_pd = facts["qp_pd"]
+        self._qp_pd_address = _control.pd_address(self._qp_pd, facts["context_address"])
         self._thread_domain = facts["thread_domain"]
         self.context_address: int = facts["context_address"]
         self.pd_address: int = facts["pd_address"]
@@ -130,6 +131,9 @@ class Device:
 
         So nothing but this loop's thread may post on these QPs, through their pyverbs objects neither.
         """
+        # pyverbs' closing of a PD closes its parent domains first, also where the PD itself is busy then and stays.
+        if self._qp_pd is not self._pd and not _control.holds(self._qp_pd, self._qp_pd_address):
+            self._qp_pd = self._pd
         return self._qp_pd
 
     @property
@@ -229,6 +233,14 @@ class Device:
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
         self.control.hooks.verify()
+        for what, obj, address in (
+            ("PD", self._pd, self.pd_address),
+            ("context", self._context, self.context_address),
+        ):
+            if not _control.holds(obj, address):
+                raise ClosedError(
+                    f"the {what} of {self!r} was closed through its pyverbs object: close the device, and open it again"
+                )
 
     def reg_mr(self, buffer: object, access: int = Access.ALL) -> Pending[memory.MemoryRegion]:
         """Registers a buffer (ibv_reg_mr(3)), off the loop: ``mr = await device.reg_mr(buf)``, or ``async with``.

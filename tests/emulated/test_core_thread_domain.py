@@ -71,3 +71,34 @@ async def test_closing_the_domain_beneath_queue_pairs_is_an_error_and_no_crash(o
         a.send(b"x")
     with contextlib.suppress(aiordma.RdmaError):
         await device.close()
+
+
+@pytest.mark.parametrize("of", ["pd", "qp_pd", "context"])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_making_something_where_the_domain_beneath_was_closed_is_an_error_or_goes_on_without_it(
+    of: str, busy: bool
+) -> None:
+    """A closed PD is NULL to pyverbs, and freed: nothing may be made with it. One that is busy stays, without parent domains."""
+    device = await aiordma.open_device()
+    mr = await device.reg_mr(bytearray(64)) if busy else None
+    with contextlib.suppress(Exception):
+        getattr(device, of).close()
+    for make in (
+        device.create_qp,
+        device.create_srq,
+        lambda: device.reg_mr(bytearray(8)),
+        lambda: mlx5.create_qp(device),
+        lambda: mlx5.create_dc_initiator(device),
+        lambda: mlx5.create_dma_engine(device),
+    ):
+        with contextlib.suppress(aiordma.ClosedError):
+            made = await make()
+            await made.close()
+    if of == "qp_pd":
+        assert device.qp_pd is device.pd
+        async with device.create_qp() as a, device.create_qp() as b:
+            assert await _writes(device, a, b) == b"from here"
+    if mr is not None:
+        await mr.close()
+    with contextlib.suppress(aiordma.RdmaError):
+        await device.close()
