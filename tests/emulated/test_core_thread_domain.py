@@ -78,7 +78,7 @@ async def test_closing_the_domain_beneath_queue_pairs_is_an_error_and_no_crash(o
 async def test_making_something_where_the_domain_beneath_was_closed_is_an_error_or_goes_on_without_it(
     of: str, busy: bool
 ) -> None:
-    """A closed PD is NULL to pyverbs, and freed: nothing may be made with it. One that is busy stays, without parent domains."""
+    """pyverbs has no PD any more when it closed one, and nothing may be made with it. One that is busy stays."""
     device = await aiordma.open_device()
     mr = await device.reg_mr(bytearray(64)) if busy else None
     with contextlib.suppress(Exception):
