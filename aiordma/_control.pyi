@@ -1,4 +1,7 @@
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 class Registration:
     @property
@@ -10,7 +13,13 @@ class Registration:
     @property
     def alive(self) -> bool: ...
 
-class ThreadDomain: ...
+class ThreadDomain:
+    @property
+    def alive(self) -> bool: ...
+
+class AtLast(Generic[T]):
+    def __init__(self, fn: Callable[..., T], *arguments: Any) -> None: ...
+    def __call__(self) -> T | None: ...
 
 def alloc_td(context: int) -> ThreadDomain: ...
 def dealloc_td(domain: ThreadDomain) -> None: ...

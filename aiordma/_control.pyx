@@ -6,6 +6,7 @@ the event loop even from a worker thread. The ones that can be slow are called h
 the pyverbs objects hold.
 """
 
+cimport cython
 from cpython.object cimport PyObject
 from libc.errno cimport errno
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uintptr_t
@@ -281,6 +282,10 @@ cdef class ThreadDomain:
     def __init__(self):
         raise TypeError("made by alloc_td()")
 
+    @property
+    def alive(self) -> bool:
+        return self.td != NULL
+
 
 def alloc_td(uintptr_t context) -> ThreadDomain:
     """ibv_alloc_td(3) without the GIL. VerbsError with EOPNOTSUPP where the provider has none."""
@@ -324,6 +329,39 @@ def set_td(object attributes, uintptr_t pd, ThreadDomain domain not None) -> Non
             a.td = domain.td
             return
     raise _unknown("struct ibv_parent_domain_init_attr", attributes)
+
+
+# ---------------------------------------------------------------- ending what was opened
+
+@cython.no_gc
+@cython.final
+cdef class AtLast:
+    """Calls ``fn(*arguments)`` when it's called, or else when it goes; once, in whatever thread that is.
+
+    For verbs objects of which one needs the other. The garbage collector clears what's in a cycle in any order, a context
+    before its PD too, which is then deallocated on memory that libibverbs has freed. It doesn't look into this, so what is
+    held here lives until ``fn`` has ended it in the right order. None of it may refer to this.
+    """
+
+    cdef object fn
+    cdef tuple arguments
+
+    def __init__(self, fn, *arguments):
+        self.fn = fn
+        self.arguments = arguments
+
+    def __call__(self):
+        """What ``fn`` gives; None where it was called before."""
+        cdef object fn = self.fn
+        cdef tuple arguments = self.arguments
+        if fn is None:
+            return None
+        self.fn = self.arguments = None
+        return fn(*arguments)
+
+    def __dealloc__(self):
+        if self.fn is not None:
+            self.fn(*self.arguments)
 
 
 # ---------------------------------------------------------------- memory regions

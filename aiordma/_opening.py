@@ -178,8 +178,11 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None, cq_depth: 
         raise _pyverbs.translate(e, "ibv_alloc_pd", name) from e
     context_address = _control.context_address(context)
     pd_address = _control.pd_address(pd, context_address)
+    mlx5, iwarp = _mlx5_facts(context), _control.is_iwarp(context_address)
+    # The last that can fail: what ends the context would leave a thread domain behind.
     qp_pd, thread_domain = _domain_of_qps(context, context_address, pd, pd_address)
     return {
+        "end": _control.AtLast(_end_verbs, os.getpid(), context, context_address, pd, qp_pd, thread_domain),
         "context": context,
         "pd": pd,
         "qp_pd": qp_pd,
@@ -196,8 +199,8 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None, cq_depth: 
         "max_cqe": attributes.max_cqe,
         "cq_depth": depth,
         "emulated": _is_emulated(),
-        "mlx5": _mlx5_facts(context),
-        "iwarp": _control.is_iwarp(context_address),
+        "mlx5": mlx5,
+        "iwarp": iwarp,
     }
 
 
@@ -222,6 +225,38 @@ def _domain_of_qps(
         _log.debug("%s: queue pairs without a thread domain (%s)", context.name, e)
         _control.dealloc_td(domain)
         return pd, None
+
+
+def _end_verbs(
+    pid: int, context: Any, context_address: int, pd: Any, qp_pd: Any, thread_domain: _control.ThreadDomain | None
+) -> list[BaseException]:
+    """In any thread: the end of what :func:`open_verbs` made. What couldn't be destroyed is kept."""
+    if pid != os.getpid():  # a child of fork() would end its parent's
+        _pyverbs.keep(context, pd, qp_pd)
+        return []
+
+    def dealloc_td() -> None:
+        # Without its context, which somebody closed through pyverbs, there's nothing left of it.
+        if thread_domain is not None and _control.holds(context, context_address):
+            _control.dealloc_td(thread_domain)
+
+    errors = []
+    # pyverbs' closing of the context tries once more to destroy what is left, and leaves it open where that fails.
+    for verbs_object, verb, close in (
+        (qp_pd, "ibv_dealloc_pd", qp_pd.close),
+        (thread_domain, "ibv_dealloc_td", dealloc_td),
+        (pd, "ibv_dealloc_pd", pd.close),
+        (context, "ibv_close_device", context.close),
+    ):
+        try:
+            close()
+        except Exception as e:
+            _pyverbs.keep(verbs_object)
+            error = _pyverbs.translate(e, verb)
+            if error is not e:
+                error.__cause__ = e
+            errors.append(error)
+    return errors
 
 
 def _query_gids(context: Any, port: int, entries: int) -> list[Gid]:

@@ -442,7 +442,7 @@ class Device:
         return left
 
     def _destroy(self, cqs: list[tuple[Any, Any]]) -> None:
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         # Memory that couldn't be deregistered, once more: it keeps everything open.
         for _, teardown in list(self._teardowns.values()):
             try:
@@ -453,27 +453,9 @@ class Device:
             self.engine.destroy(cqs)
         except Exception as e:
             errors.append(e)
-        # pyverbs' closing of the context tries once more to destroy what is left, and leaves it open where that fails.
-        for parent, verb, close in (
-            (self._qp_pd, "ibv_dealloc_pd", self._qp_pd.close),
-            (self._thread_domain, "ibv_dealloc_td", self._dealloc_td),
-            (self._pd, "ibv_dealloc_pd", self._pd.close),
-            (self._context, "ibv_close_device", self._context.close),
-        ):
-            try:
-                close()
-            except Exception as e:
-                _pyverbs.keep(parent)
-                error = _pyverbs.translate(e, verb)
-                error.__cause__ = e
-                errors.append(error)  # type: ignore[arg-type]  # as its argument
+        errors += self._facts["end"]() or []
         if errors:
             raise errors[0]
-
-    def _dealloc_td(self) -> None:
-        # Without its context, which somebody closed through pyverbs, there's nothing left of it.
-        if self._thread_domain is not None and _control.holds(self._context, self.context_address):
-            _control.dealloc_td(self._thread_domain)
 
     def _end_all(self, ends: Iterable[Callable[[], object]]) -> None:
         for end in list(ends):
@@ -587,7 +569,11 @@ async def _open(
     if cq_depth is not None and not isinstance(cq_depth, int):
         raise UsageError(f"open_device: cq_depth is a number of entries, not {cq_depth!r}")
     chosen, facts = await in_thread(control, open_verbs, name, port, gid_index, cq_depth)
-    return Device(control, chosen, {**facts, "spin_us": spin_us})
+    try:
+        return Device(control, chosen, {**facts, "spin_us": spin_us})
+    except BaseException:
+        await in_thread(control, facts["end"])
+        raise
 
 
 # ---------------------------------------------------------------- exit and fork

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import gc
+from collections.abc import Callable
+from typing import Any
 
+import anyio
 import pytest
+from emulated.core import eventually
 from pyverbs.pd import ParentDomain
 
 import aiordma
-from aiordma import VerbsError, _control, emulator, mlx5
+from aiordma import VerbsError, _control, _opening, emulator, mlx5
 from aiordma.emulator import faults
 
 pytestmark = pytest.mark.anyio
@@ -43,9 +48,10 @@ async def test_nothing_of_it_is_left_when_the_device_is_closed() -> None:
     a, b = await device.create_qp(), await device.create_qp()
     await _writes(device, a, b)
     domain = device._thread_domain
+    assert domain is not None
     await device.close()
     await device.close()
-    _control.dealloc_td(domain)  # it's gone, and a second time does nothing
+    assert not domain.alive
     gc.collect()
     assert emulator.object_counts("mlx5_0") == before
 
@@ -58,6 +64,78 @@ async def test_without_memory_for_a_thread_domain_queue_pairs_are_in_the_pd_itse
             assert device.qp_pd is device.pd
             async with device.create_qp() as a, device.create_qp() as b:
                 assert await _writes(device, a, b) == b"from here"
+
+
+async def test_a_device_whose_loop_ends_while_it_opens_leaves_no_thread_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a page of the device mapped, for which the kernel would keep the context."""
+    made = []
+    alloc_td = _control.alloc_td
+
+    def record(context: int) -> _control.ThreadDomain:
+        made.append(alloc_td(context))
+        return made[-1]
+
+    async def given_up() -> None:
+        aiordma.open_device()
+
+    monkeypatch.setattr(_control, "alloc_td", record)
+    before = emulator.object_counts("mlx5_0")
+    with faults.verb("alloc_pd", delay=0.1, count=1):
+        await anyio.to_thread.run_sync(asyncio.run, given_up())
+        await eventually(lambda: made and not made[0].alive)
+    assert emulator.object_counts("mlx5_0") == before
+
+
+# The loop can't watch the device's descriptor; what was opened is then in a reference cycle, and goes with it.
+NO_WATCH = """
+    import asyncio, errno, gc
+    import aiordma
+
+    class Loop(asyncio.SelectorEventLoop):
+        def add_reader(self, fd, *args):
+            if refusing:
+                raise OSError(errno.ENOSPC, "no watch is left")
+            super().add_reader(fd, *args)
+
+    refusing = False
+
+    async def main():
+        global refusing
+        for _ in range(40):
+            refusing = True
+            try:
+                await aiordma.open_device("emulated")
+            except OSError as e:
+                assert e.errno == errno.ENOSPC, e
+                e.itself = e
+            else:
+                raise AssertionError
+            refusing = False
+        gc.collect()
+        async with aiordma.open_device("emulated") as device, device.create_qp():
+            print("OPEN")
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main())
+"""
+
+
+def test_a_device_that_the_loop_can_not_watch_is_an_error_and_no_crash(run_python: Callable[..., Any]) -> None:
+    ended = run_python(NO_WATCH)
+    assert (ended.stdout, ended.stderr) == ("OPEN\n", "")
+
+
+async def test_verbs_objects_in_a_reference_cycle_go_in_their_order() -> None:
+    """pyverbs alone would destroy some of them on memory that is freed."""
+    before = emulator.object_counts("mlx5_0")
+    for _ in range(20):
+        _, facts = _opening.open_verbs("mlx5_0", 1, None, None)
+        facts["cycle"] = facts
+        domain = facts["thread_domain"]
+        del facts
+        gc.collect()
+        assert not domain.alive
+    assert emulator.object_counts("mlx5_0") == before
 
 
 @pytest.mark.parametrize("of", ["pd", "qp_pd", "context"])
