@@ -58,6 +58,8 @@ class CompletionEngine:
     async def acquire(self, role: str, entries: int) -> CompletionQueue:
         """Inside a control operation: a CQ for ``role`` with ``entries`` entries set aside; undone by unreserve()."""
         while True:
+            if self._closed:  # pyverbs doesn't survive that a context that is closed is asked for anything
+                raise ClosedError("the device was closed")
             for watched in self._cqs[role]:
                 if watched.queue.reserve(entries):
                     return watched.queue
