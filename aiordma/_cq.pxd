@@ -20,6 +20,9 @@ cdef extern from *:
 
 cdef enum:
     SEQ_BITS = 40  # of a wr_id; above them is the queue's
+    # How many awaits may complete with no turn of the loop before the clock is looked at, and how long they may go on.
+    IMMEDIATE_LIMIT = 64
+    TURN_NS = 1_000_000
 
 
 cdef void **word_of(object obj, void *value)
@@ -75,6 +78,7 @@ cdef class CompletionQueue:
     cdef uint32_t budget
     cdef uint32_t immediate
     cdef uint64_t last_turn_ns
+    cdef uint64_t spinning_since_ns  # when the first of those awaits spun that count in ``immediate``; 0 where none has
     cdef readonly uint64_t n_events
     cdef readonly uint64_t n_polled
     cdef readonly uint64_t n_wakeups
@@ -89,5 +93,6 @@ cdef class CompletionQueue:
     cdef int _progress(self) except -1
     cdef int _before_post(self) except -1
     cdef int _after_post(self) except -1
+    cdef void _turn_begins(self) noexcept
     cdef int _schedule_tick(self) except -1
     cdef int _fail_all(self, object error) except -1

@@ -23,8 +23,8 @@ cdef extern from *:
         __asm__ volatile("yield");
     #endif
     }
-    /* Polls until something comes or the deadline passes; the clock is read every 32 empty polls. */
-    static inline int aior_spin_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc, uint64_t deadline)
+    /* Polls until something comes or the deadline passes; the clock is read every 32 empty polls, into *now. */
+    static inline int aior_spin_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc, uint64_t deadline, uint64_t *now)
     {
         for (;;)
             for (int i = 0; ; i++) {
@@ -32,7 +32,8 @@ cdef extern from *:
                 if (got)
                     return got;
                 if (i == 32) {
-                    if (aior_now_ns() >= deadline)
+                    *now = aior_now_ns();
+                    if (*now >= deadline)
                         return 0;
                     break;
                 }
@@ -40,7 +41,7 @@ cdef extern from *:
             }
     }
     """
-    int aior_spin_cq(v.ibv_cq *, int, v.ibv_wc *, uint64_t) nogil
+    int aior_spin_cq(v.ibv_cq *, int, v.ibv_wc *, uint64_t, uint64_t *) nogil
 
 cdef enum:
     BATCH = 32
@@ -209,7 +210,7 @@ cdef class CompletionQueue:
         whether completions come sooner again costs a sixteenth of the budget.
         """
         cdef v.ibv_wc wc[BATCH]
-        cdef uint64_t deadline
+        cdef uint64_t now, start, deadline
         cdef int n
         self._poll(self.budget)
         if until.finished or self.spin_max_ns == 0 or self.closed or self.polling:
@@ -219,12 +220,13 @@ cdef class CompletionQueue:
             self.spin_misses += 1
             if self.spin_misses & 15:
                 return 0
-        deadline = aior_now_ns() + self.spin_max_ns
+        now = start = aior_now_ns()
+        deadline = start + self.spin_max_ns
         self.polling = True
         try:
             while True:
                 with nogil:
-                    n = aior_spin_cq(self.cq, BATCH, wc, deadline)
+                    n = aior_spin_cq(self.cq, BATCH, wc, deadline, &now)
                 if n < 0:
                     self._fail_all(CompletionQueueError(f"ibv_poll_cq failed ({n})"))
                     return 0
@@ -234,6 +236,11 @@ cdef class CompletionQueue:
                 if until.finished or self.closed:
                     self.n_spin_hits += 1
                     self.spin_misses = 0
+                    # An await that spins can take as long as a thousand others, and has read the clock already.
+                    if self.spinning_since_ns == 0:
+                        self.spinning_since_ns = start
+                    if now - self.spinning_since_ns > TURN_NS:
+                        self.immediate = IMMEDIATE_LIMIT
                     return 0
         finally:
             self.polling = False
@@ -279,14 +286,18 @@ cdef class CompletionQueue:
             self._schedule_tick()
         return 0
 
+    cdef inline void _turn_begins(self) noexcept:
+        self.immediate = 0
+        self.spinning_since_ns = 0
+        self.last_turn_ns = aior_now_ns()
+
     cdef int _schedule_tick(self) except -1:
         if not self.tick_scheduled:
             self.hooks.call_soon(self.tick_callback)
             self.tick_scheduled = True
             # Where no loop runs yet, the next thing may come on another one.
             self.hooks.verified = self.hooks.running_loop() is self.hooks.loop
-            self.immediate = 0
-            self.last_turn_ns = aior_now_ns()
+            self._turn_begins()
         return 0
 
     # -------------------------------------------------------------- called by the engine, on the loop's thread
@@ -295,8 +306,7 @@ cdef class CompletionQueue:
         """Once a loop turn in which something was posted: whatever nobody awaits makes progress too."""
         self.tick_scheduled = False
         self.hooks.verified = False
-        self.immediate = 0
-        self.last_turn_ns = aior_now_ns()
+        self._turn_begins()
         self._progress()
 
     def on_readable(self) -> None:
@@ -311,8 +321,7 @@ cdef class CompletionQueue:
         if self.closed or self._gone():
             return
         self.n_wakeups += 1
-        self.immediate = 0
-        self.last_turn_ns = aior_now_ns()
+        self._turn_begins()
         while True:
             rc = v.ibv_get_cq_event(self.channel, &cq, &context)
             if rc:

@@ -3,11 +3,11 @@
 
 cimport cython
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.string cimport memcpy
 
 from aiordma cimport _ibv as v
-from aiordma._cq cimport CompletionQueue, Queue, aior_now_ns
+from aiordma._cq cimport IMMEDIATE_LIMIT, TURN_NS, CompletionQueue, Queue, aior_now_ns
 from aiordma._memory cimport leave_all
 from aiordma._waitable cimport Alarm, Waitable
 
@@ -21,12 +21,10 @@ cdef extern from "Python.h":
 
     void PyErr_SetObject(object, object)
 
-# How many awaits may complete with no turn of the loop before the clock is looked at, every how many of them it is from then
-# on, and how long they may go on. Reading it takes as long as a tenth of an await, and waits for all memory accesses.
+# After how many awaits more the clock is looked at again. Reading it takes as long as a tenth of an await, and waits for all
+# memory accesses.
 cdef enum:
-    IMMEDIATE_LIMIT = 64
     IMMEDIATE_AGAIN = 8
-cdef uint64_t TURN_NS = 1_000_000
 
 _REQUEST_NAMES = {
     <int>v.IBV_WR_RDMA_WRITE: "RDMA_WRITE",
@@ -195,9 +193,10 @@ cdef class Completion(Waitable):
         if cq.immediate >= IMMEDIATE_LIMIT:
             if aior_now_ns() - cq.last_turn_ns > TURN_NS:
                 # A task whose operations all complete at once would never let another run. The millisecond is the turn's,
-                # and not this task's: many such tasks take turns of 64 awaits once it's over. What begins it anew is the
-                # next turn.
+                # and not this task's: many such tasks take turns of 64 awaits, or of a millisecond of those that spin,
+                # once it's over. What begins it anew is the next turn.
                 cq.immediate = 0
+                cq.spinning_since_ns = 0
                 cq._schedule_tick()
                 return self.hooks.yield_once(self)
             cq.immediate = IMMEDIATE_LIMIT - IMMEDIATE_AGAIN
