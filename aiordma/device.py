@@ -127,7 +127,7 @@ class Device:
     @property
     def qp_pd(self) -> Any:
         """The pyverbs PD that QPs are made in: a ParentDomain of :attr:`pd` with a thread domain of this loop's thread, which
-        saves the provider a lock with each post (ibv_alloc_td(3)); :attr:`pd` itself where the provider has none.
+        saves libmlx5 a lock with each post (ibv_alloc_td(3)); :attr:`pd` itself with other providers.
 
         So nothing but this loop's thread may post on these QPs, through their pyverbs objects neither.
         """

@@ -138,6 +138,15 @@ async def test_verbs_objects_in_a_reference_cycle_go_in_their_order() -> None:
     assert emulator.object_counts("mlx5_0") == before
 
 
+async def test_queue_pairs_of_other_providers_keep_their_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With some, ibv_modify_qp(3) to the error state takes them, and that runs in a worker thread."""
+    monkeypatch.setattr(_control, "mlx5_supported", lambda name: False)
+    async with aiordma.open_device() as device:
+        assert device.qp_pd is device.pd
+        async with device.create_qp() as a, device.create_qp() as b:
+            assert await _writes(device, a, b) == b"from here"
+
+
 @pytest.mark.parametrize("of", ["pd", "qp_pd", "context"])
 async def test_closing_the_domain_beneath_queue_pairs_is_an_error_and_no_crash(of: str) -> None:
     device = await aiordma.open_device()
