@@ -25,6 +25,9 @@ def readable() -> None:
     there = os.fork()
     if not there:
         give_up_tracing()  # who has less may not read it
+        ctypes.CDLL(None).prctl(
+            0x59616D61, ctypes.c_ulong(-1), 0, 0, 0
+        )  # PR_SET_PTRACER: anybody, as far as Yama minds
         memory.value = b"there"
         os.write(w, b" ")
         time.sleep(60)

@@ -80,13 +80,35 @@ def test_an_unaligned_atomic_is_an_invalid_request(two: tuple[Process, Process])
     assert status(a, FETCH_ADD, 8, "peer=far, offset=4, atomic=(1, 1)") == e.IBV_WC_REM_INV_REQ_ERR
 
 
-@pytest.mark.parametrize("length", [100, 100_000])
+@pytest.mark.parametrize("length", [100, 100_000, 3 << 20])
 def test_a_message_longer_than_the_receive_fails_on_both_sides(two: tuple[Process, Process], length: int) -> None:
     a, b = two
-    connect(a, b, size=1 << 17)
+    connect(a, b, size=length)
     b(f"end.recv(end.sge({length} - 1))\nNone")
     assert status(a, SEND, length, "") == e.IBV_WC_REM_INV_REQ_ERR
     assert b("end.received().status") == e.IBV_WC_LOC_LEN_ERR
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_memory_that_goes_in_the_middle_of_a_message_is_an_access_error(
+    two: tuple[Process, Process], opcode: str
+) -> None:
+    """All that comes before it is done, the message and what is behind it isn't."""
+    a, b = two
+    n, size = 8, 16 << 20
+    connect(a, b, size=size)
+    b(f"from pyverbs.mr import MR\nmr = MR(end.pd, {size}, ALL_ACCESS)\nNone")
+    rkey, buf = b("[mr.rkey, mr.buf]")
+    a.start(
+        f"far.mr.rkey, far.mr.buf = {rkey}, {buf}\n"
+        f"for i in range({n}): end.post({opcode}, end.sge({size}), peer=far)\n"
+        f"[end.sent(60).status for i in range({n})]"
+    )
+    b("mr.close()\nNone")
+    found = a.result()
+    done = found.count(e.IBV_WC_SUCCESS)
+    refused = [e.IBV_WC_REM_ACCESS_ERR] if done < n else []
+    assert found == [e.IBV_WC_SUCCESS] * done + refused + [e.IBV_WC_WR_FLUSH_ERR] * (n - done - len(refused))
 
 
 def test_a_receive_without_memory_is_the_receivers_fault(two: tuple[Process, Process]) -> None:
@@ -126,10 +148,10 @@ def test_rnr_retries_run_out(two: tuple[Process, Process]) -> None:
     assert b("end.query_state()") == e.IBV_QPS_RTS
 
 
-@pytest.mark.parametrize("length", [8, 100_000])
+@pytest.mark.parametrize("length", [8, 100_000, 3 << 20])
 def test_a_send_waits_for_its_receive(two: tuple[Process, Process], length: int) -> None:
     a, b = two
-    connect(a, b, size=1 << 17)
+    connect(a, b, size=length)
     a(f"sent = end.fill({length})\nend.post(e.IBV_WR_SEND, end.sge({length}))\nNone")
     a("nothing(end.scq, 0.2)")
     b(f"end.recv(end.sge({length}))\nNone")
@@ -183,12 +205,13 @@ def test_a_killed_peer_is_a_timeout(two: tuple[Process, Process], opcode: str, l
     assert a("end.query_state()") == e.IBV_QPS_ERR
 
 
-def test_a_peer_killed_in_the_middle(two: tuple[Process, Process]) -> None:
+@pytest.mark.parametrize("length", [1 << 20, 5 << 20])
+def test_a_peer_killed_in_the_middle(two: tuple[Process, Process], length: int) -> None:
     a, b = two
-    connect(a, b, size=1 << 20, changes="timeout=16, retry_cnt=3")  # 0.3 s, four times
+    connect(a, b, size=length, changes="timeout=16, retry_cnt=3")  # 0.3 s, four times
     a.start(
         "while True:\n"
-        "    for i in range(8): end.post(e.IBV_WR_RDMA_WRITE, end.sge(1 << 20), peer=far)\n"
+        f"    for i in range(8): end.post(e.IBV_WR_RDMA_WRITE, end.sge({length}), peer=far)\n"
         "    found = {end.sent().status for i in range(8)}\n"
         "    if found != {e.IBV_WC_SUCCESS}: break\n"
         "sorted(found)"
@@ -252,12 +275,13 @@ def test_nobody_answers_for_a_number_that_is_nobodys(two: tuple[Process, Process
     assert status(a, WRITE) == e.IBV_WC_RETRY_EXC_ERR
 
 
-def test_closing_with_requests_under_way(two: tuple[Process, Process]) -> None:
+@pytest.mark.parametrize("length", [1 << 20, 5 << 20])
+def test_closing_with_requests_under_way(two: tuple[Process, Process], length: int) -> None:
     a, b = two
-    connect(a, b, size=1 << 20)
+    connect(a, b, size=length)
     assert status(a, WRITE) == e.IBV_WC_SUCCESS
     b.stop()
-    a("for i in range(8): end.post(e.IBV_WR_RDMA_WRITE, end.sge(1 << 20), peer=far)\nNone")
+    a(f"for i in range(8): end.post(e.IBV_WR_RDMA_WRITE, end.sge({length}), peer=far)\nNone")
     a("end.state(e.IBV_QPS_ERR)\nNone")
     assert a("[end.sent().status for i in range(8)]") == [e.IBV_WC_WR_FLUSH_ERR] * 8
     a("end.close()\nNone")

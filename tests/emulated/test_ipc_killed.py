@@ -32,7 +32,7 @@ from aiordma import exchange
 async def child():
     async with (
         aiordma.open_device("emulated") as device,
-        device.reg_mr(bytearray(1 << 20)) as mr,
+        device.reg_mr(bytearray(3 << 20)) as mr,
         device.create_qp(max_recv_wr=64) as qp,
         await exchange.serve("127.0.0.1") as listener,
     ):
@@ -127,9 +127,9 @@ async def killed(
 @pytest.mark.parametrize("kind", ["read", "write", "send", "atomic"])
 async def test_a_peer_killed_at_any_moment_is_a_timeout(nursery: "subprocess.Popen[str]", kind: str) -> None:
     rng = random.Random(kind)
-    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(1 << 20)) as mr:
+    async with aiordma.open_device(DEVICE) as device, device.reg_mr(bytearray(3 << 20)) as mr:
         for _ in range(ROUNDS):
-            length, left = rng.choice([9000, 1 << 20]), rng.randint(0, 40)
+            length, left = rng.choice([9000, 1 << 20, 3 << 20]), rng.randint(0, 40)
             timeout = 12  # 17 ms, three times
             while not await killed(nursery, kind, device, mr, length, left, timeout):
                 timeout += 1

@@ -91,6 +91,39 @@ def test_write_with_immediate_data(two: tuple[Process, Process]) -> None:
         assert b(f"end.read({length}).hex() if {length} else ''") == a("sent.hex()")
 
 
+def test_messages_of_several_slices_follow_each_other(two: tuple[Process, Process]) -> None:
+    """With receives that come late, for the first packet of a SEND and the last of a WRITE with immediate data."""
+    a, b = two
+    n, size, quarter = 3, (1 << 20) + 4099, 1 << 23
+    connect(a, b, size=4 * quarter)
+    a(
+        "import random, zlib\n"
+        f"end.mr.write(random.Random(1).randbytes({quarter}), {quarter})\n"
+        f"for i in range({n}):\n"
+        f"    end.post(e.IBV_WR_SEND_WITH_IMM, end.sge({size}, i), imm=i)\n"
+        f"    at = {quarter} + {size} * i\n"
+        f"    end.post(e.IBV_WR_RDMA_WRITE_WITH_IMM, end.sge({size}, 100 + i), peer=far, offset=at, imm=i)\n"
+        f"    end.post(e.IBV_WR_RDMA_READ, end.sge({size}, at), peer=far, offset=at)\n"
+        f"    end.post(e.IBV_WR_ATOMIC_FETCH_AND_ADD, end.sge(8, {3 * quarter} + 8 * i), peer=far, offset={3 * quarter}, "
+        "atomic=(1, 0))\n"
+        "None"
+    )
+    b(f"import zlib\nend.mr.write(struct.pack('Q', 5), 8, {3 * quarter})\nNone")
+    for i in range(n):
+        a("nothing(end.scq, 0.02)")
+        b(f"end.recv(end.sge({size}, {size} * {i}), wr_id={i})\nNone")
+        a("ok(end.sent())\nnothing(end.scq, 0.02)")
+        assert b(f"w = ok(end.received(), {i})\n[w.byte_len, w.imm_data]") == [size, i]
+        assert b(f"zlib.crc32(end.read({size}, {size} * {i}))") == a(f"zlib.crc32(end.read({size}, {i}))")
+        b("end.recv(end.sge(0))\nNone")
+        assert b("w = ok(end.received())\n[w.byte_len, w.imm_data]") == [size, i]
+        sent = a(f"zlib.crc32(end.read({size}, 100 + {i}))")
+        assert b(f"zlib.crc32(end.read({size}, {quarter} + {size} * {i}))") == sent
+        a("for k in range(3): ok(end.sent())\nNone")
+        assert a(f"zlib.crc32(end.read({size}, {quarter} + {size} * {i}))") == sent
+        assert a(f"struct.unpack('Q', end.read(8, {3 * quarter} + 8 * {i}))[0]") == 5 + i
+
+
 def test_a_window_is_gone_once_the_peer_has_invalidated_it(two: tuple[Process, Process]) -> None:
     a, b = two
     connect(a, b, access=ALL_ACCESS | e.IBV_ACCESS_MW_BIND)

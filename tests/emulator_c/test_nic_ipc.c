@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define MEM (1u << 20)
+#define LONG_MEM (16u << 20) /* behind it, for messages of several slices */
 #define QPS 3u
 #define ROUNDS 600u
 
@@ -28,7 +29,7 @@ enum { OPEN = 1, CONNECTED };
 /* What the test's processes share, apart from what is tested. */
 static struct shared {
 	uint32_t qpn[2][QPS], key[2], xrc[2], srqn, ready[2], go_on, receives, xrc_receives, stop;
-	uint8_t mem[2][MEM] __attribute__((aligned(4096)));
+	uint8_t mem[2][MEM + LONG_MEM] __attribute__((aligned(4096)));
 } *s;
 
 static char folder[] = "/tmp/aiordma-test-XXXXXX";
@@ -64,7 +65,7 @@ static void open_side(unsigned which, bool one_copy)
 	app_open(&app, 0);
 	cq_new(&scq, &app, 256, NULL);
 	cq_new(&rcq, &app, 256, NULL);
-	mr_new(&mr, &app, s->mem[side], MEM, ALL_ACCESS);
+	mr_new(&mr, &app, s->mem[side], sizeof(s->mem[side]), ALL_ACCESS);
 	for (unsigned i = 0; i < QPS; i++) {
 		qp_new(&qp[i], &app, &scq, &rcq, (struct qp_opts){ .sq_nbb = 128, .rq_nwqe = 64, .rq_sge = 1 });
 		s->qpn[side][i] = qp[i].qp.qpn;
@@ -238,6 +239,55 @@ static void mixed(unsigned *in_flight, struct tqp *q, uint8_t *model, bool fence
 	CHECK(!memcmp(model + at, there + at, len));
 }
 
+/* Messages of several slices with short ones between them, and nothing waited for. */
+static void long_ones(unsigned *in_flight, struct tqp *q)
+{
+	enum { N = 3 };
+	uint8_t *mine = s->mem[0] + MEM, *there = s->mem[1] + MEM;
+	uint32_t len = WIRE_SLICE + (uint32_t)rand() % (LONG_MEM / 8 - WIRE_SLICE), at = (uint32_t)rand() % 65536;
+	uint8_t *out = mine + 65536, *back = mine + LONG_MEM / 2, last = (uint8_t)rand();
+	static uint64_t count;
+
+	if (rand() % 2)
+		len = WIRE_SLICE * (1 + (uint32_t)rand() % 2) + (uint32_t)rand() % 3 - 1;
+	memset(mine, 0xee, 8);
+	memset(back, 0, N * len);
+	for (unsigned round = 0; round < N; round++) {
+		uint64_t *result = (uint64_t *)(void *)(mine + 8 + 8 * round);
+		struct sge whole = { out + round * len, len, mr.m.key }, parts[2] = { { back + round * len, len / 3, mr.m.key } };
+		struct sge first = { mine, 8, mr.m.key }, old = { (uint8_t *)result, 8, mr.m.key };
+		struct wr w = { .opcode = MLX5_OPCODE_RDMA_WRITE, .sg = &whole, .nsg = 1, .raddr = (uintptr_t)there + at,
+				.rkey = s->key[1], .srqn = s->srqn };
+
+		memset(whole.p, (int)round + 1, len);
+		out[round * len + len - 1] = last;
+		qp_post(q, &w);
+		parts[1] = (struct sge){ back + round * len + len / 3, len - len / 3, mr.m.key };
+		w.opcode = MLX5_OPCODE_RDMA_READ;
+		w.sg = parts;
+		w.nsg = 2;
+		qp_post(q, &w);
+		w.opcode = MLX5_OPCODE_ATOMIC_FA;
+		w.sg = &old;
+		w.nsg = 1;
+		w.swap_add = 1;
+		w.raddr = (uintptr_t)there + LONG_MEM - 8;
+		qp_post(q, &w);
+		w.opcode = MLX5_OPCODE_RDMA_WRITE; /* the READ before it doesn't see it */
+		w.sg = &first;
+		w.raddr = (uintptr_t)there + at;
+		qp_post(q, &w);
+		*in_flight += 4;
+	}
+	await(in_flight, 0);
+	for (unsigned round = 0; round < N; round++) {
+		CHECK(!memcmp(back + round * len, out + round * len, len));
+		CHECK_EQ(((uint64_t *)(void *)(mine + 8))[round], count + round);
+	}
+	count += N;
+	CHECK(!memcmp(there + at, mine, 8) && !memcmp(there + at + 8, out + (N - 1) * len + 8, len - 8));
+}
+
 static void sender(bool one_copy)
 {
 	static uint8_t model[MEM / 2];
@@ -246,7 +296,7 @@ static void sender(bool one_copy)
 
 	open_side(0, one_copy);
 	connect_all(18, 7);
-	memset(s->mem[1], 0, MEM);
+	memset(s->mem[1], 0, sizeof(s->mem[1]));
 	memset(model, 0, sizeof(model));
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		uint32_t len = random_length(), off = (uint32_t)rand() % (MEM / 4), which = (uint32_t)rand() % QPS;
@@ -257,7 +307,10 @@ static void sender(bool one_copy)
 		switch (rand() % 5) {
 		case 4:
 			await(&in_flight, 0);
-			mixed(&in_flight, rand() % 3 ? &qp[which] : &xrc, model, rand() % 2);
+			if (rand() % 4)
+				mixed(&in_flight, rand() % 3 ? &qp[which] : &xrc, model, rand() % 2);
+			else
+				long_ones(&in_flight, rand() % 3 ? &qp[which] : &xrc);
 			break;
 		case 0: /* a write, alone: several at one place would come in any order from several QPs */
 			await(&in_flight, 0);
@@ -483,7 +536,7 @@ static void disturb(void)
 {
 	while (!load(&s->stop)) {
 		for (unsigned i = 0; i < QPS; i++) {
-			uint32_t len = random_length();
+			uint32_t len = rand() % 4 ? random_length() : (uint32_t)rand() % (LONG_MEM / 4);
 			struct sge e = { s->mem[side] + MEM / 2, len, mr.m.key };
 			struct wr w = {
 				.opcode = rand() % 2 ? MLX5_OPCODE_RDMA_WRITE : MLX5_OPCODE_RDMA_READ,

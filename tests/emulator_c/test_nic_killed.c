@@ -126,7 +126,7 @@ static void ask(unsigned way, struct tqp *q, unsigned stream)
 	static const uint8_t opcode[] = { MLX5_OPCODE_RDMA_READ,  MLX5_OPCODE_RDMA_READ, MLX5_OPCODE_RDMA_WRITE, MLX5_OPCODE_SEND,
 					  MLX5_OPCODE_ATOMIC_FA, MLX5_OPCODE_RDMA_READ, MLX5_OPCODE_SEND,      MLX5_OPCODE_RDMA_READ,
 					  MLX5_OPCODE_SEND,	  MLX5_OPCODE_RDMA_READ, MLX5_OPCODE_SEND };
-	static const uint32_t len[] = { 20000, MEM, 300000, 20000, 8, 20000, 20000, 20000, 20000, 300000, 20000 };
+	static const uint32_t len[] = { 20000, MEM, MEM, 20000, 8, 20000, MEM, 20000, 20000, 300000, 20000 };
 	union ibv_gid gid = device_gid(0);
 	struct sge e = { s->mem[0], len[way], mr.m.key };
 	struct wr w = { .opcode = opcode[way], .sg = &e, .nsg = 1, .raddr = (uintptr_t)s->mem[1], .rkey = s->key,

@@ -2,10 +2,10 @@
  * Several requests of a QP under way to another process at a time.
  *
  * Asking and waiting for the answer costs the time of a message to the other process and back, and on a busy machine both
- * sides' turns on a CPU. So on a reliable connection requests of one slice each are sent on their way one behind the other,
- * as a NIC does, and completed in order when their answers are there. Their packet sequence numbers see to it
- * that after one that wasn't done nothing behind it is done either (responder.c). That one, with all behind it, then goes
- * back to the send queue, and is dealt with as if it had been sent alone. */
+ * sides' turns on a CPU. So on a reliable connection requests, the slices of long messages among them, are sent on their way
+ * one behind the other, as a NIC does, and completed in order when their answers are there. Their packet sequence numbers, and
+ * within a message the offsets, see to it that after one that wasn't done nothing behind it is done either (responder.c). That
+ * one, with all behind it, then goes back to the send queue, and is dealt with as if it had been sent alone. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,12 +41,16 @@ enum nic_step flight_launch(struct emu_qp *qp, const struct nic_wqe *w, struct w
 		.nbb = w->nbb,
 		.psn = n->tx_psn,
 		.len = (uint32_t)req->len,
+		.msg_len = (uint32_t)req->msg_len,
+		.off = req->off,
+		.last = req->last,
 		.counter = w->counter,
 		.opcode = w->opcode,
 		.flags = w->flags,
-		.reads = w->opcode == MLX5_OPCODE_RDMA_READ || is_atomic(w->opcode),
-		.far = w->opcode == MLX5_OPCODE_RDMA_READ && req->len > WIRE_INLINE,
+		.lands = w->opcode == MLX5_OPCODE_RDMA_READ || is_atomic(w->opcode),
 	};
+	f->reads = f->lands && f->last;
+	f->far = f->reads && w->opcode == MLX5_OPCODE_RDMA_READ && req->msg_len > WIRE_INLINE;
 	if (!wire_post(qp, l, req, data, &f->slot))
 		return STEP_LANDING;
 	if (!n->nflights++) {
@@ -56,6 +60,10 @@ enum nic_step flight_launch(struct emu_qp *qp, const struct nic_wqe *w, struct w
 	n->flight_reads = (uint8_t)(n->flight_reads + f->reads);
 	n->flight_far = (uint8_t)(n->flight_far + f->far);
 	n->wire_link = l;
+	if (!f->last) {
+		qp->progress += req->len;
+		return STEP_LAUNCHED_SLICE;
+	}
 	n->tx_psn = (n->tx_psn + req->packets) & 0xffffff;
 	n->tx_messages++;
 	return STEP_LAUNCHED;
@@ -77,14 +85,15 @@ static void finish_first(struct emu_qp *qp)
 	n->flight_first++;
 	n->nflights--;
 	uncount(n, &f);
-	sq_complete_flight(qp, &f);
+	if (f.last)
+		sq_complete_flight(qp, &f);
 }
 
 static bool first_is_done(struct emu_qp *qp)
 {
 	const struct wire_flight *f = nth(nic(qp), 0);
 
-	return wire_reply(nic(qp)->wire_link, f->slot) == REPLY_ACK && (!f->reads || requester_land(qp, f));
+	return wire_reply(nic(qp)->wire_link, f->slot) == REPLY_ACK && (!f->lands || requester_land(qp, f));
 }
 
 /* The last `count` go back to the send queue. Their slots are somebody else's concern. */
@@ -94,11 +103,13 @@ static void take_back(struct emu_qp *qp, uint32_t count)
 
 	if (!count)
 		return;
-	for (uint32_t i = 1; i <= count; i++)
+	for (uint32_t i = 1; i <= count; i++) {
 		uncount(n, nth(n, n->nflights - i));
+		n->tx_messages -= nth(n, n->nflights - i)->last;
+	}
 	n->nflights = (uint8_t)(n->nflights - count);
-	n->tx_messages -= count;
 	qp->sq_ci = nth(n, n->nflights)->ci;
+	qp->progress = nth(n, n->nflights)->off;
 	n->tx_psn = nth(n, n->nflights)->psn;
 	n->decoded = 0;
 }
@@ -140,12 +151,19 @@ static void overdue(struct emu_qp *qp)
 	n->flight_tries = 0;
 }
 
+bool flights_can_land(const struct emu_qp *qp)
+{
+	return nth(nic(qp), 0)->answered;
+}
+
 void flights_land(struct emu_qp *qp)
 {
 	struct nic_qp *n = nic(qp);
-	bool any = false;
+	bool any = false, slice = false;
 
-	while (n->nflights && nth(n, 0)->answered) {
+	/* Of a long READ one slice a turn: the next is asked for before the one that is there already is copied. */
+	while (n->nflights && nth(n, 0)->answered && !slice) {
+		slice = nth(n, 0)->lands && !nth(n, 0)->last && nth(n, 0)->len > WIRE_PAYLOAD;
 		if (!first_is_done(qp)) {
 			for (uint32_t i = n->nflights - 1; i; i--)
 				wire_abandon(n->wire_link, nth(n, i)->slot);

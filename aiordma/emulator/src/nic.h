@@ -240,6 +240,7 @@ struct nic_qp {
 	uint32_t tx_psn, rx_psn;
 	uint32_t tx_messages, rx_messages; /* 24 bits */
 	uint64_t rx_result; /* of the last atomic, for its answer once more */
+	uint64_t rx_off;    /* of a message of several slices: where the next one begins */
 	/* streams.c: of a DCI that has any, and of its lanes, whose QP is none but in name: theirs is `owner` */
 	struct nic_streams *streams;
 	struct emu_qp *owner;
@@ -297,6 +298,7 @@ enum nic_step {
 	STEP_WAIT, /* until qp->deadline_ns */
 	STEP_FAIL,
 	STEP_LAUNCHED, /* on its way, and the next one may follow */
+	STEP_LAUNCHED_SLICE, /* not its last one: that may follow */
 	STEP_LANDING,  /* those that are on their way come first */
 	STEP_AGAIN,    /* its payload couldn't be had where it lies: nothing has been done, it goes the other way */
 };
@@ -317,12 +319,15 @@ uint64_t requester_ack_deadline(const struct emu_qp *); /* of a request that is 
 /* May the WQE be sent behind others that are on their way? */
 bool requester_may_launch(const struct emu_qp *, const struct nic_wqe *);
 
-/* One that was sent with others, and was done. */
+/* A slice of one that was sent with others. */
 struct wire_flight {
 	uint16_t slot, ci, nbb, counter;
 	uint8_t opcode, flags;
-	bool answered, reads, far;
-	uint32_t psn, len;
+	bool answered, last;
+	bool lands;	  /* its answer brings something */
+	bool reads, far; /* counted in nic_qp, each message with its last slice */
+	uint32_t psn, len, msg_len;
+	uint64_t off;
 };
 void sq_complete_flight(struct emu_qp *, const struct wire_flight *);
 /* What it brought back, if it brings anything, to where it's wanted. False: not possible. */

@@ -317,7 +317,8 @@ static bool waits_for_reads(const struct emu_qp *qp, const struct nic_wqe *w)
 {
 	const struct nic_qp *n = nic(qp);
 
-	if (likely(!n->flight_reads))
+	/* What has begun has waited. */
+	if (likely(!n->flight_reads) || qp->progress)
 		return false;
 	if (w->flags & NIC_FENCES)
 		return true;
@@ -328,7 +329,8 @@ static bool waits_for_reads(const struct emu_qp *qp, const struct nic_wqe *w)
 
 bool requester_may_launch(const struct emu_qp *qp, const struct nic_wqe *w)
 {
-	if ((qp->type != IBV_QPT_RC && qp->type != IBV_QPT_XRC_SEND) || qp->state != IBV_QPS_RTS || w->len > WIRE_SLICE || waits_for_reads(qp, w) || inject_any())
+	if ((qp->type != IBV_QPT_RC && qp->type != IBV_QPT_XRC_SEND) || qp->state != IBV_QPS_RTS || waits_for_reads(qp, w) ||
+	    inject_any())
 		return false;
 	switch (w->opcode) {
 	case MLX5_OPCODE_SEND:
@@ -359,16 +361,28 @@ bool requester_land(struct emu_qp *qp, const struct wire_flight *f)
 		if (!sgl_add(&remote, (uint8_t *)&value, 8))
 			return false;
 	}
-	return gather(qp, &w, 0, f->len, IBV_ACCESS_LOCAL_WRITE) && nic_copy(&local, &remote, f->len) == COPY_DONE;
+	return gather(qp, &w, f->off, f->len, IBV_ACCESS_LOCAL_WRITE) && nic_copy(&local, &remote, f->len) == COPY_DONE;
+}
+
+/* Of long messages only so much is on its way that the other side has the next slice when it's done with one: whatever others
+ * send it comes behind them. */
+#define LONG_FLIGHTS 2u
+#define LONG_FLIGHTS_IN_SLOTS 16u
+
+static bool enough_on_its_way(const struct emu_qp *qp, const struct nic_req *req, uint64_t slice)
+{
+	return req->len != req->msg_len &&
+	       nic(qp)->nflights >= (slice == WIRE_SLICE ? LONG_FLIGHTS : LONG_FLIGHTS_IN_SLOTS);
 }
 
 /* On a link, behind others. STEP_LANDING: only alone. */
-SELDOM_CALLED static enum nic_step launch(struct emu_qp *qp, struct nic_wqe *w, struct wire_link *link, struct nic_req *req)
+SELDOM_CALLED static enum nic_step launch(struct emu_qp *qp, struct nic_wqe *w, struct wire_link *link, struct nic_req *req,
+					  uint64_t slice)
 {
 	bool reads = w->opcode == MLX5_OPCODE_RDMA_READ || is_atomic(w->opcode);
 
-	if (!requester_may_launch(qp, w) || !req->first || !req->last || qp->stall != STALL_NONE || !flight_room(qp) ||
-	    !gather(qp, w, 0, req->len, reads ? IBV_ACCESS_LOCAL_WRITE : 0))
+	if (enough_on_its_way(qp, req, slice) || !requester_may_launch(qp, w) || qp->stall != STALL_NONE || !flight_room(qp) ||
+	    !gather(qp, w, req->off, req->len, reads ? IBV_ACCESS_LOCAL_WRITE : 0))
 		return STEP_LANDING;
 	req->swap_add = w->swap_add;
 	req->compare = w->compare;
@@ -413,8 +427,8 @@ static enum nic_step step_transport(struct emu_qp *qp, struct nic_wqe *w, uint8_
 	req.last = left <= slice;
 	req.len = req.last ? left : slice;
 	if (unlikely(to.port_num == ROUTE_LINK)) {
-		step = launch(qp, w, to.link, &req);
-		if (step == STEP_LAUNCHED || nic(qp)->nflights)
+		step = launch(qp, w, to.link, &req, slice);
+		if (step != STEP_LANDING || nic(qp)->nflights)
 			return step;
 	}
 	if (w->opcode == MLX5_OPCODE_RDMA_READ)

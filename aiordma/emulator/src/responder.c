@@ -488,6 +488,14 @@ static bool srq_fits(const struct emu_qp *qp, const struct nic_req *req)
 	return srq && (!rx->recv.taken || rx->recv.srq == srq);
 }
 
+/* Slices that are behind one which wasn't done aren't done either. A READ's may be asked for again, as in duplicate(). */
+static bool follows(const struct emu_qp *qp, const struct nic_req *req)
+{
+	uint64_t next = nic(qp)->rx_off;
+
+	return req->opcode == MLX5_OPCODE_RDMA_READ ? req->off <= next : req->off == next;
+}
+
 enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct nic_sgl *data)
 {
 	bool connected = qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_RECV;
@@ -501,6 +509,8 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	if (qp->type == IBV_QPT_XRC_RECV && !srq_fits(qp, req))
 		return refuse_invalid(qp);
 	if (req->first && connected && n->rx->busy)
+		return REPLY_NONE;
+	if (unlikely(!req->first) && connected && !follows(qp, req))
 		return REPLY_NONE;
 	if (req->first && qp->type != IBV_QPT_UD && mtu_differs(qp, req))
 		return refuse_mtu(qp, req->src_mtu);
@@ -521,6 +531,8 @@ enum nic_reply responder_receive(struct emu_qp *qp, struct nic_req *req, struct 
 	}
 	if (reply == REPLY_ACK && qp->state == IBV_QPS_RTR && (qp->type == IBV_QPT_RC || qp->type == IBV_QPT_UC))
 		raise_established(qp);
+	if (unlikely(!(req->first && req->last)) && reply == REPLY_ACK)
+		n->rx_off = req->last ? 0 : req->off + req->len;
 	if (connected && req->last && reply == REPLY_ACK) {
 		n->rx_psn = (n->rx_psn + req->packets) & 0xffffff;
 		n->rx_messages++;

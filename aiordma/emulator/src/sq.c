@@ -201,14 +201,19 @@ enum nic_step sq_run_one(struct emu_qp *qp)
 
 void sq_complete_flight(struct emu_qp *qp, const struct wire_flight *f)
 {
-	report(qp, &(struct sq_outcome){ f->opcode, f->flags, 0, f->counter, f->len });
+	report(qp, &(struct sq_outcome){ f->opcode, f->flags, 0, f->counter, f->msg_len });
 }
 
-/* Until something of what is on its way is answered, or should have been. */
-SELDOM_CALLED static void wait_for_flights(struct emu_qp *qp)
+/* Until something of what is on its way is answered, or should have been. `rest`: nothing else is done before. */
+SELDOM_CALLED static enum nic_left wait_for_flights(struct emu_qp *qp, bool rest)
 {
+	if (flights_can_land(qp))
+		return LEFT_WORK;
+	if (rest)
+		qp->stall = STALL_WIRE;
 	qp->deadline_ns = nic(qp)->flight_deadline;
 	engine_stall(qp);
+	return rest ? LEFT_WAITING : LEFT_NOTHING;
 }
 
 enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
@@ -225,9 +230,7 @@ enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 		if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_SQD)
 			return qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE ? LEFT_WORK : LEFT_NOTHING;
 		if (!sq_pending(qp) || (unlikely(qp->state == IBV_QPS_SQD) && nic(qp)->nflights)) {
-			if (unlikely(nic(qp)->nflights))
-				wait_for_flights(qp);
-			return LEFT_NOTHING;
+			return likely(!nic(qp)->nflights) ? LEFT_NOTHING : wait_for_flights(qp, false);
 		}
 		*worked = true;
 		switch (run_one(qp)) {
@@ -237,9 +240,7 @@ enum nic_left sq_turn(struct emu_qp *qp, bool *worked)
 			engine_stall(qp);
 			return LEFT_WAITING;
 		case STEP_LANDING:
-			qp->stall = STALL_WIRE;
-			wait_for_flights(qp);
-			return LEFT_WAITING;
+			return wait_for_flights(qp, true);
 		default:
 			break;
 		}
@@ -330,6 +331,7 @@ static void reset(struct emu_qp *qp)
 	n->last_wqe_raised = n->comm_est = false;
 	n->route = (struct nic_route){ .port_num = 0 };
 	n->tx_psn = n->rx_psn = n->tx_messages = n->rx_messages = 0;
+	n->rx_off = 0;
 	inject_reset(qp);
 	streams_reset(qp);
 	responder_reset(qp);

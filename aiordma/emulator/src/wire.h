@@ -183,6 +183,7 @@ enum nic_step flight_launch(struct emu_qp *, const struct nic_wqe *, struct wire
 			    struct nic_sgl *data);
 void flight_answered(struct emu_qp *, uint32_t slot);
 void flights_land(struct emu_qp *); /* completes those whose answers are there; a turn of the QP begins with it */
+bool flights_can_land(const struct emu_qp *); /* the answer to the first is there, and it wasn't its turn; there is a first */
 void flights_cancel(struct emu_qp *);
 void flights_lose(struct emu_qp *);
 
