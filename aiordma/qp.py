@@ -232,6 +232,12 @@ class VerbsQueuePair(BatchingQueuePair, Owned):
     def _modify(self, mask: int, values: dict[str, Any]) -> None:
         if self._closing is not None:
             raise ClosedError(f"QP {self._number:#x} was closed while it connected")
+        self._modify_held(mask, values)
+
+    def _modify_held(self, mask: int, values: dict[str, Any]) -> None:
+        """In a worker thread: it may have been destroyed since it was asked for."""
+        if not _control.holds(self._pyverbs, self._address):
+            raise ClosedError(f"QP {self._number:#x} was destroyed by closing a pyverbs object")
         _control.modify_qp(self._address, mask, values)
 
     def on_error_event(self) -> None:
@@ -321,8 +327,8 @@ class VerbsQueuePair(BatchingQueuePair, Owned):
         there = _control.holds(self._pyverbs, self._address)
         if there and self._pyverbs.qp_state != RESET and not self._device.lost:
             try:
-                await in_thread(control, _control.modify_qp, self._address, _STATE, {"qp_state": ERR})
-            except VerbsError:
+                await in_thread(control, self._modify_held, _STATE, {"qp_state": ERR})
+            except (VerbsError, ClosedError):
                 # Nothing more can be learnt from a device that refuses this; what is in flight is failed below.
                 pass
             else:

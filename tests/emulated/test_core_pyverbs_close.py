@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import aiordma
@@ -83,3 +86,32 @@ async def test_awaiting_on_a_cq_that_its_context_took_down_is_an_error() -> None
     with pytest.raises(ClosedError):
         await waiting
     await _close_quietly(device)
+
+
+AT_ONCE = """
+    import asyncio, os, sys
+    import aiordma
+
+    async def main():
+        async with aiordma.open_device(os.environ["AIORDMA_DEVICE"]) as device:
+            a, b = await device.create_qp(), await device.create_qp()
+            await a.connect(b.info)
+            await b.connect(a.info)
+            sys.setswitchinterval(10)  # the worker threads don't run before it's closed
+            closing = [a.close(), b.close()]
+            getattr(device, sys.argv[1]).close()
+            sys.setswitchinterval(0.005)
+            for each in closing:
+                await each
+        print("CLOSED")
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("of", ["pd", "qp_pd"])
+def test_queue_pairs_that_are_closing_when_pyverbs_destroys_them_come_to_their_end(
+    run_python: Callable[..., Any], of: str
+) -> None:
+    """The worker thread that takes them to the error state finds nothing any more."""
+    assert run_python(AT_ONCE, of).stdout == "CLOSED\n"
