@@ -153,9 +153,13 @@ class VerbsQueuePair(BatchingQueuePair, Owned):
         )
         recv = None
         if srq is None:
-            recv = WorkQueue(
-                cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number, False, pyverbs, config.max_queued
-            )
+            try:
+                recv = WorkQueue(
+                    cqs[1], "recv", caps["max_recv_wr"], address, 0, self._number, False, pyverbs, config.max_queued
+                )
+            except BaseException:
+                send.release()
+                raise
         self._send_queue = send
         self._recv_queue = recv
         self._setup(
@@ -592,13 +596,17 @@ async def _make_and_adopt(
         pyverbs, caps = await in_thread(
             device.control, _make, device, config, (send_cq.pyverbs, recv_cq.pyverbs), srq, maker, initialise
         )
+        # The device may grant more than was asked for; slots are counted by what the CQs were reserved for.
+        caps["max_send_wr"], caps["max_recv_wr"] = config.max_send_wr, config.max_recv_wr
+        try:
+            qp = cls(device, pyverbs, config, (send_cq, recv_cq), srq, caps, (config.max_send_wr, recv_entries))
+        except BaseException:
+            await in_thread(device.control, pyverbs.close)
+            raise
     except BaseException:
         send_cq.unreserve(config.max_send_wr)
         recv_cq.unreserve(recv_entries)
         raise
-    # The device may grant more than was asked for; slots are counted by what the CQs were reserved for.
-    caps["max_send_wr"], caps["max_recv_wr"] = config.max_send_wr, config.max_recv_wr
-    qp = cls(device, pyverbs, config, (send_cq, recv_cq), srq, caps, (config.max_send_wr, recv_entries))
     if srq is not None:
         srq.attach(qp)
     device.adopt(qp)

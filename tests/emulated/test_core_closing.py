@@ -16,6 +16,7 @@ from emulated.core import DEVICE, connect, connected, eventually, object_counts,
 
 import aiordma
 from aiordma import ClosedError, Completion, WrFlushError
+from aiordma._workqueue import WorkQueue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.any_device]
 
@@ -503,3 +504,23 @@ async def test_closing_a_region_resolves_unsignalled_requests_that_nothing_signa
         with anyio.fail_after(20):
             await mr.close()
         assert all(op.done and op.exception() is None for op in ops)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+async def test_a_qp_whose_queues_can_not_be_made_leaves_nothing(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for 65,536 queues on a device. The verbs QP is made by then."""
+    made = 0
+
+    def limited(*arguments: Any) -> WorkQueue:
+        nonlocal made
+        made += 1
+        if made == which:
+            raise ClosedError("more than 65,536 work queues on one device")
+        return WorkQueue(*arguments)
+
+    async with aiordma.open_device() as device, device.create_qp():
+        before = object_counts(), [queue.reserved for queue in device.engine.completion_queues]
+        monkeypatch.setattr("aiordma.qp.WorkQueue", limited)
+        with pytest.raises(ClosedError, match="65,536"):
+            await device.create_qp()
+        assert (object_counts(), [queue.reserved for queue in device.engine.completion_queues]) == before
