@@ -196,9 +196,13 @@ async def _create(device: Device, max_wr: int, max_sge: int) -> SharedReceiveQue
 
     try:
         pyverbs = await in_thread(device.control, make)
+        try:
+            srq = SharedReceiveQueue(device, pyverbs, cq, max_wr, max_sge)
+        except BaseException:
+            await in_thread(device.control, pyverbs.close)
+            raise
     except BaseException:
         cq.unreserve(max_wr)
         raise
-    srq = SharedReceiveQueue(device, pyverbs, cq, max_wr, max_sge)
     device.adopt(srq)
     return srq

@@ -506,9 +506,11 @@ async def test_closing_a_region_resolves_unsignalled_requests_that_nothing_signa
         assert all(op.done and op.exception() is None for op in ops)
 
 
-@pytest.mark.parametrize("which", [1, 2])
-async def test_a_qp_whose_queues_can_not_be_made_leaves_nothing(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is room for 65,536 queues on a device. The verbs QP is made by then."""
+@pytest.mark.parametrize(("what", "which"), [("qp", 1), ("qp", 2), ("srq", 1)])
+async def test_what_has_queues_that_can_not_be_made_leaves_nothing(
+    what: str, which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for 65,536 queues on a device. The verbs QP or SRQ is made by then."""
     made = 0
 
     def limited(*arguments: Any) -> WorkQueue:
@@ -520,7 +522,7 @@ async def test_a_qp_whose_queues_can_not_be_made_leaves_nothing(which: int, monk
 
     async with aiordma.open_device() as device, device.create_qp():
         before = object_counts(), [queue.reserved for queue in device.engine.completion_queues]
-        monkeypatch.setattr("aiordma.qp.WorkQueue", limited)
+        monkeypatch.setattr(f"aiordma.{what}.WorkQueue", limited)
         with pytest.raises(ClosedError, match="65,536"):
-            await device.create_qp()
+            await (device.create_qp() if what == "qp" else device.create_srq())
         assert (object_counts(), [queue.reserved for queue in device.engine.completion_queues]) == before
