@@ -209,6 +209,8 @@ class Pending(Generic[T]):
             self._signal.fail(e.with_traceback(e.__traceback__ and e.__traceback__.tb_next))
             if not self._looked_at and not isinstance(e, ClosedError):
                 self._alarm = Alarm(self._control.hooks, "a control operation failed and nobody awaited it", e)
+            # In some versions of Python (3.13) a coroutine's frame, which is in the traceback, leads to this one.
+            del self
         else:
             waitable.on_finish(self._step)
 

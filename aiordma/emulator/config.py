@@ -41,7 +41,8 @@ class Gid:
     @property
     def sysfs(self) -> str:
         """The address as the kernel prints it: all eight groups, with their leading zeros."""
-        return ipaddress.IPv6Address(self.address).exploded
+        # Not `exploded`: from Python 3.13 on an IPv4-mapped address has its last two groups as four decimals there.
+        return ipaddress.IPv6Address(self.address).packed.hex(":", 2)
 
 
 def _ipv6(text: str) -> ipaddress.IPv6Address:
