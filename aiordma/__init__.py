@@ -57,6 +57,8 @@ try:
     from aiordma.qp import Batch, QPConfig, QueuePair
     from aiordma.srq import SharedReceiveQueue
 except ImportError as _e:
+    if _linking.is_of_sources(_e):
+        raise ModuleNotFoundError(f"{_e}: {_linking.OF_SOURCES}", name=_e.name, path=__file__) from None
     if not _linking.is_about_rdma_core(_e):
         raise
     # A program that can do without RDMA, and `aiordma doctor`, must be able to import the package where libibverbs is

@@ -15,8 +15,21 @@ from typing import NoReturn
 
 from aiordma.errors import ProviderError
 
-__all__ = ["copies", "describe", "explain", "is_about_rdma_core", "private_versions", "rdma_core_version", "refusal"]
+__all__ = [
+    "copies",
+    "describe",
+    "explain",
+    "is_about_rdma_core",
+    "is_of_sources",
+    "private_versions",
+    "rdma_core_version",
+    "refusal",
+]
 
+OF_SOURCES = (
+    "this is aiordma's source tree, which has no compiled parts. Python looks first in the folder of the program, or in the "
+    "current one: run `make build` and keep your program in another folder, or `make develop`"
+)
 INSTALL = "apt install libibverbs1 ibverbs-providers python3-pyverbs (or your distribution's names for them)"
 
 # ld.so(8) looks in LD_LIBRARY_PATH, then in its cache, which holds these and what ld.so.conf adds.
@@ -80,6 +93,16 @@ def is_about_rdma_core(error: BaseException) -> bool:
     return (
         re.search(r"lib(ibverbs|mlx5)\.so|IBVERBS_|MLX5_|undefined symbol: (ibv_|mlx5dv_|verbs_)", str(error))
         is not None
+    )
+
+
+def is_of_sources(error: ImportError) -> bool:
+    """Whether a compiled part is missing because the package is imported from its source tree."""
+    package = Path(__file__).parent
+    return (
+        isinstance(error, ModuleNotFoundError)
+        and (error.name or "").startswith(f"{__package__}.")
+        and package.with_name("meson.build").is_file()
     )
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.resources
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,32 @@ def test_the_command_says_its_version_and_that_of_rdma_core() -> None:
     version = importlib.metadata.version("aiordma")
     assert re.fullmatch(rf"aiordma {re.escape(version)}, rdma-core \d+\.\d+\n", run.stdout), run.stdout
     assert run.stderr == ""
+
+
+def test_a_program_that_imports_the_sources_is_told_so(tmp_path: Path) -> None:
+    """In a checkout's topmost folder Python finds the sources first, which have no compiled parts."""
+    shutil.copytree(
+        Path(__file__).parents[2] / "aiordma",
+        tmp_path / "aiordma",
+        ignore=lambda _, names: [name for name in names if name == "src" or name.endswith(".so")],
+    )
+    (tmp_path / "meson.build").touch()
+    # An editable install's finder, which is no class as the interpreter's own are, would come before the path.
+    program = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if isinstance(f, type)]; import aiordma"
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, run.stderr
+    last = run.stderr.splitlines()[-1]
+    assert re.match(r"ModuleNotFoundError: No module named 'aiordma\.\w+': this is aiordma's source tree", last), (
+        run.stderr
+    )
+    assert "make develop" in last
 
 
 def test_extension_is_compiled() -> None:
