@@ -80,8 +80,9 @@ def before_arm(context_address: int, fn: Callable[[], object]) -> Iterator[None]
 def stepping() -> Iterator[Callable[[], int]]:
     """The device does nothing by itself: the function that this gives has it do, in this thread, all that there is to do.
 
-    So what happens when doesn't depend on how threads are scheduled. The function says whether there was anything. What
-    waits for the device without calling it, as closing a QP does, waits for the end of this.
+    So what happens when doesn't depend on how threads are scheduled. The function says whether there was anything; only when
+    there wasn't has every queue pair been looked at, since the doorbells of many overwrite each other. What waits for the
+    device without calling it, as closing a QP does, waits for the end of this.
     """
     step: Callable[[], int] = _library().aiordma_emu_step
     _library().aiordma_emu_stepping(1)

@@ -186,7 +186,7 @@ bool scan_records(uint32_t n)
 	/* So few are all hot, or looked at anyway. */
 	if (qps.n <= 2 * HOT)
 		return false;
-	for (uint32_t i = 0; i < n; i++) {
+	for (uint32_t i = 0; i < n && i < qps.n; i++) {
 		struct record *r;
 		uint32_t value;
 
