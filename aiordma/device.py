@@ -369,13 +369,10 @@ class Device:
         # The garbage collector may have taken it out of the weak set, and nobody else holds it any more.
         self._children.add(child)
         self._dropped.add(child)
-        backend = self.control.backend
-        if backend.running_loop() is backend.loop:
-            child.close()
-            return
         try:
-            # Another thread's garbage collection, or nothing runs at the moment.
-            backend.call_soon_threadsafe(child.close)
+            # Later, also on the loop's thread: a garbage collection comes anywhere, in the middle of handing something to a
+            # worker thread too, and closing would wait there for a lock that this thread has.
+            self.control.backend.call_soon_threadsafe(child.close)
         except RuntimeError:
             pass  # the loop is gone: the device's own closing does it
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import permutations
 from typing import Any
 
@@ -526,3 +526,37 @@ async def test_what_has_queues_that_can_not_be_made_leaves_nothing(
         with pytest.raises(ClosedError, match="65,536"):
             await (device.create_qp() if what == "qp" else device.create_srq())
         assert (object_counts(), [queue.reserved for queue in device.engine.completion_queues]) == before
+
+
+IN_SUBMIT = """
+    import asyncio, concurrent.futures.thread, faulthandler, gc, os, warnings
+    import aiordma
+
+    class WorkItem(concurrent.futures.thread._WorkItem):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            gc.collect()  # the executor's lock is held
+
+    async def main():
+        async with aiordma.open_device(os.environ["AIORDMA_DEVICE"]) as device:
+            a, b = await device.create_qp(), await device.create_qp()
+            cycle = [b]
+            cycle.append(cycle)
+            gc.disable()
+            del b, cycle
+            concurrent.futures.thread._WorkItem = WorkItem
+            await a.query_state()
+            while len(device.objects()) > 1:
+                await asyncio.sleep(0.001)
+            print("CLOSED")
+
+    warnings.simplefilter("ignore", ResourceWarning)
+    faulthandler.dump_traceback_later(60, exit=True)
+    asyncio.run(main())
+"""
+
+
+def test_a_qp_collected_while_a_worker_thread_is_given_something_to_do_does_not_wait_for_itself(
+    run_python: Callable[..., Any],
+) -> None:
+    assert run_python(IN_SUBMIT).stdout == "CLOSED\n"
