@@ -56,7 +56,7 @@ def start(*arguments: str) -> Iterator[Process]:
 def port_of(server: Process) -> str:
     assert server.stderr is not None
     line = server.stderr.readline()
-    found = re.match(r"waiting for a client on port (\d+): aiordma perf", line)
+    found = re.match(r"waiting for a client on port (\d+): aiordma perf \S+ HOST -p \1( -R)?$", line)
     assert found, line + server.stderr.read()
     return found[1]
 
@@ -258,10 +258,12 @@ def test_sides_with_different_tests() -> None:
     assert "Traceback" not in client.stderr + err
 
 
-def test_nobody_listens() -> None:
-    done = run("write-lat", "127.0.0.1", "-p", "1", "--emulated")
+@pytest.mark.parametrize("flags", [[], ["-R"]], ids=str)
+def test_nobody_listens(flags: list[str]) -> None:
+    done = run("write-lat", "127.0.0.1", "-p", "1", "--emulated", *flags)
     assert done.returncode == 1
-    assert "is `aiordma perf write-lat` running on 127.0.0.1, port 1?" in done.stderr
+    command = " ".join(["aiordma perf write-lat", *flags])
+    assert f"is `{command}` running on 127.0.0.1, port 1?" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 import aiordma
-from aiordma.cli._perf_settings import Settings
+from aiordma.cli._perf_settings import DEFAULT_PORT, Settings
 from aiordma.cli.perf.client import measure
 from aiordma.cli.perf.control import PeerError
 from aiordma.cli.perf.report import Outcome, Result, as_json, header, histogram, line, title
@@ -189,7 +189,8 @@ def _explain(error: BaseException, settings: Settings, outcome: Outcome, server:
         done = sum(result.operations for result in outcome.results)
         return f"the peer {outcome.peer} is gone, after {done} operations: {error}"
     if isinstance(error, aiordma.RejectedError | ConnectionRefusedError):
-        return f"{error} (is `aiordma perf {settings.test}` running on {settings.host}, port {settings.port}?)"
+        command = f"aiordma perf {settings.test}{' -R' if settings.rdma_cm else ''}"
+        return f"{error} (is `{command}` running on {settings.host}, port {settings.port}?)"
     if isinstance(error, RdmaError | OSError):
         return str(error)
     return None
@@ -224,7 +225,9 @@ async def _serve(settings: Settings, outcome: Outcome) -> None:
     async with AsyncExitStack() as stack:
         device = await _device(settings, stack)
         listener = await stack.enter_async_context(aiordma.listen(None, settings.port, via=settings.via))
-        where = "" if settings.port == listener.port else f" -p {listener.port}"
+        where = "" if listener.port == DEFAULT_PORT else f" -p {listener.port}"
+        if settings.rdma_cm:
+            where += " -R"
         print(
             f"waiting for a client on port {listener.port}: aiordma perf {settings.test} HOST{where}",
             file=sys.stderr,
