@@ -43,6 +43,7 @@ cdef class Receiver:
 cdef class QueuePairBase(Receiver):
     cdef v.ibv_qp *qp
     cdef WorkQueue _send
+    cdef void **_held  # the send queue's: looked at while the queue itself is still being fetched
     cdef bint always_signal
     cdef uint32_t _max_inline_data
     cdef uint32_t _max_send_sge

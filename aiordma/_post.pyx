@@ -213,6 +213,7 @@ cdef class QueuePairBase(Receiver):
                uint32_t max_recv_sge, uint32_t max_inline_data, uint64_t max_message, bint always_signal):
         self.qp = <v.ibv_qp *>qp
         self._send = send
+        self._held = send.held
         self._recv = recv
         self.domain = domain
         self._max_send_sge = min(max_send_sge, <uint32_t>MAX_SGE)
@@ -247,7 +248,8 @@ cdef class QueuePairBase(Receiver):
         if self._send.closed or self.qp == NULL:
             _lost(self._send)
             raise ClosedError(f"QP {self._send.qp_num:#x} is closed")
-        self._send._check_alive()
+        if self._held != NULL and self._held[0] == NULL:
+            self._send._check_alive()
         # RTS and SQD take sends; in SQE and ERR they are flushed, which is the answer that the caller should see
         # (InfiniBand Architecture Specification vol. 1, 10.3.1).
         if <int>self.qp.state < <int>v.IBV_QPS_RTS:
