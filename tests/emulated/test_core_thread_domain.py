@@ -66,6 +66,7 @@ async def test_without_memory_for_a_thread_domain_queue_pairs_are_in_the_pd_itse
                 assert await _writes(device, a, b) == b"from here"
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # it may be there before its loop has ended
 async def test_a_device_whose_loop_ends_while_it_opens_leaves_no_thread_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a page of the device mapped, for which the kernel would keep the context."""
     made = []
@@ -83,7 +84,7 @@ async def test_a_device_whose_loop_ends_while_it_opens_leaves_no_thread_domain(m
     with faults.verb("alloc_pd", delay=0.1, count=1):
         await anyio.to_thread.run_sync(asyncio.run, given_up())
         await eventually(lambda: made and not made[0].alive)
-    assert emulator.object_counts("mlx5_0") == before
+    await eventually(lambda: emulator.object_counts("mlx5_0") == before)  # the rest of it goes after the thread domain
 
 
 # The loop can't watch the device's descriptor; what was opened is then in a reference cycle, and goes with it.
