@@ -26,6 +26,7 @@ __all__ = [
     "in_thread",
     "in_use",
     "make_in_thread",
+    "make_verbs_object",
     "outcome",
     "until",
     "unused",
@@ -36,21 +37,21 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _lock = threading.Lock()
-_executor: ThreadPoolExecutor | None = None
+_executors: dict[str, ThreadPoolExecutor] = {}
+# Few: the kernel serialises most control verbs of one context anyway. One for what makes objects: make_verbs_object().
+_THREADS = {"aiordma-verbs": 8, "aiordma-make": 1}
 
 
-def _threads() -> ThreadPoolExecutor:
-    global _executor
+def _threads(kind: str) -> ThreadPoolExecutor:
     with _lock:
-        if _executor is None:
-            # Few: the kernel serialises most control verbs of one context anyway.
-            _executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="aiordma-verbs")
-        return _executor
+        if kind not in _executors:
+            _executors[kind] = ThreadPoolExecutor(max_workers=_THREADS[kind], thread_name_prefix=kind)
+        return _executors[kind]
 
 
 def _forget_threads() -> None:
-    global _executor, _lock
-    _executor = None
+    global _lock
+    _executors.clear()
     _lock = threading.Lock()
 
 
@@ -78,21 +79,35 @@ def until(waitable: Waitable) -> Generator[Waitable, None, Any]:
     return waitable.result()
 
 
-async def in_thread(control: Control, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Inside a control operation: runs ``fn`` in a worker thread."""
+async def _run(kind: str, control: Control, fn: Callable[[], T]) -> T:
     signal = Signal(control.hooks)
 
     def run() -> None:
         try:
-            value = fn(*args, **kwargs)
+            value = fn()
         except BaseException as e:
             _deliver(control, signal.fail, e)
         else:
             _deliver(control, signal.finish, value)
 
-    _threads().submit(run)
+    _threads(kind).submit(run)
     result: T = await until(signal)
     return result
+
+
+async def in_thread(control: Control, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Inside a control operation: runs ``fn`` in a worker thread."""
+    return await _run("aiordma-verbs", control, lambda: fn(*args, **kwargs))
+
+
+async def make_verbs_object(control: Control, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like :func:`in_thread`, for what makes a queue through pyverbs: one at a time, and always in the same thread.
+
+    pyverbs has the GIL meanwhile, so that one would wait for another in any case. But glibc has memory for each thread
+    (its "arenas", which begin 64 MiB apart): a thousand queue pairs that were made in three threads take a quarter longer to
+    post on in turn than those of one.
+    """
+    return await _run("aiordma-make", control, lambda: fn(*args, **kwargs))
 
 
 async def make_in_thread(control: Control, destroy: Callable[[T], object], fn: Callable[..., T], *args: Any) -> T:

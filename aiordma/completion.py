@@ -13,7 +13,7 @@ from typing import Any
 from aiordma import _control, _pyverbs
 from aiordma._backends import Watch
 from aiordma._cq import CompletionQueue, QueueTable
-from aiordma._offload import Control, in_thread, until
+from aiordma._offload import Control, make_verbs_object, until
 from aiordma._operation import Completion
 from aiordma._values import whole
 from aiordma._waitable import Signal
@@ -88,7 +88,7 @@ class CompletionEngine:
     async def create(self, role: str, depth: int) -> CompletionQueue:
         """Inside a control operation: another CQ of at least ``depth`` entries, watched by the loop."""
         vector = self._vector = (self._vector + 1) % max(1, self._context.num_comp_vectors)
-        channel, cq, addresses = await in_thread(self._control, self._make, depth, vector)
+        channel, cq, addresses = await make_verbs_object(self._control, self._make, depth, vector)
         queue = CompletionQueue(self._control.hooks, self._table, *addresses, cq, channel, self._spin_us)
         fd = _control.channel_fd(addresses[1])
         if self._closed:

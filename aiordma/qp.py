@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from aiordma import _control, _pyverbs
 from aiordma._batch import Batch, BatchingQueuePair
 from aiordma._cq import CompletionQueue
-from aiordma._offload import Pending, delay, in_thread, in_use, until, using
+from aiordma._offload import Pending, delay, in_thread, in_use, make_verbs_object, until, using
 from aiordma._owned import Owned
 from aiordma._values import whole_fields
 from aiordma._waitable import Signal
@@ -593,7 +593,7 @@ async def _make_and_adopt(
         send_cq.unreserve(config.max_send_wr)
         raise
     try:
-        pyverbs, caps = await in_thread(
+        pyverbs, caps = await make_verbs_object(
             device.control, _make, device, config, (send_cq.pyverbs, recv_cq.pyverbs), srq, maker, initialise
         )
         # The device may grant more than was asked for; slots are counted by what the CQs were reserved for.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiordma import _control, _pyverbs
 from aiordma._cq import CompletionQueue
-from aiordma._offload import Pending, in_thread, in_use, until, unused
+from aiordma._offload import Pending, in_thread, in_use, make_verbs_object, until, unused
 from aiordma._operation import Completion
 from aiordma._owned import Owned
 from aiordma._post import Receiver
@@ -195,7 +195,7 @@ async def _create(device: Device, max_wr: int, max_sge: int) -> SharedReceiveQue
             raise _pyverbs.translate(e, "ibv_create_srq", f"max_wr {max_wr}, max_sge {max_sge}") from e
 
     try:
-        pyverbs = await in_thread(device.control, make)
+        pyverbs = await make_verbs_object(device.control, make)
         try:
             srq = SharedReceiveQueue(device, pyverbs, cq, max_wr, max_sge)
         except BaseException:

@@ -18,7 +18,7 @@ from aiordma import _control, _pyverbs
 from aiordma._cq import CompletionQueue
 from aiordma._memory import MemorySlice, RemoteBuffer
 from aiordma._mlx5 import DcAddress, DcInitiatorBase
-from aiordma._offload import Pending, in_thread, in_use, until, using
+from aiordma._offload import Pending, in_thread, in_use, make_verbs_object, until, using
 from aiordma._operation import Completion
 from aiordma._owned import Owned
 from aiordma._values import whole, whole_fields
@@ -282,7 +282,7 @@ async def _create_target(device: Device, srq: SharedReceiveQueue, key: int, conf
 
     srq.check_usable(device)  # it may have been closed since the call
     with using(device.control, srq.address):
-        target = DCTarget(device, await in_thread(device.control, make_verbs), srq, key, config, send_cq)
+        target = DCTarget(device, await make_verbs_object(device.control, make_verbs), srq, key, config, send_cq)
         srq.attach(target)
         device.adopt(target)
     return target

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyverbs.pd import ParentDomain
 
 import aiordma
 from aiordma import VerbsError, _control, _opening, emulator, mlx5
+from aiordma import qp as qp_module
 from aiordma.emulator import faults
 
 pytestmark = pytest.mark.anyio
@@ -190,3 +192,21 @@ async def test_making_something_where_the_domain_beneath_was_closed_is_an_error_
         await mr.close()
     with contextlib.suppress(aiordma.RdmaError):
         await device.close()
+
+
+async def test_queues_are_all_made_in_one_thread_however_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So their memory is in one of malloc's arenas: where it's in several, many queue pairs in turn take longer."""
+    threads = set()
+    made = qp_module.make_plain
+
+    def record(*args: object) -> object:
+        threads.add(threading.get_ident())
+        return made(*args)
+
+    monkeypatch.setattr(qp_module, "make_plain", record)
+    async with aiordma.open_device() as device:
+        kept = [await making for making in [device.create_qp() for _ in range(20)]]
+        kept += [await device.create_qp() for _ in range(20)]
+        assert len({qp.qp_num for qp in kept}) == 40
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
