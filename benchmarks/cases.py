@@ -17,6 +17,9 @@ BUILD = HERE.parent / "build" / "bench"
 PROGRAMS = HERE / "programs"
 LOOPS = ("asyncio", "uvloop", "trio")
 SPIN_US = 20  # aiordma's default
+#: Where much memory is touched it matters which pages a process happened to get: so many of each contender take turns.
+SEVERAL = 3
+IN_TURNS = "Up to three processes of each take turns."
 
 #: Programs in C, and the libraries that they want.
 C_PROGRAMS = {
@@ -275,6 +278,8 @@ def _writes(f: Field) -> Iterator[Case]:
                 *f.aiordma("write", size, 16, spins=(SPIN_US,)),
             ],
             size=size,
+            processes=SEVERAL,
+            notes=[IN_TURNS],
         )
     yield Case(
         "pingpong_8B",
@@ -310,7 +315,7 @@ def _two_processes(f: Field) -> Iterator[Case]:
 
 
 def _scale(f: Field) -> Iterator[Case]:
-    many = "Up to three processes of each take turns. aiordma's sends are all on one CQ of 32,767 entries, C's on one of 96."
+    many = f"{IN_TURNS} aiordma's sends are all on one CQ of 32,767 entries, C's on one of 96."
     for qps in (1, 10, 100, 1000):
         yield Case(
             f"qps_{qps}",
@@ -321,7 +326,7 @@ def _scale(f: Field) -> Iterator[Case]:
                 *f.aiordma("turns", 8, 16, qps, spins=(SPIN_US,)),
             ],
             group="qps",
-            processes=3,
+            processes=SEVERAL,
             notes=[many],
         )
     for workload, of_what in (("regions", "memory regions"), ("pages", "memory regions, each on a page of its own,")):
@@ -333,7 +338,7 @@ def _scale(f: Field) -> Iterator[Case]:
                 *f.aiordma(workload, 8, 16, 1000, spins=(SPIN_US,)),
             ],
             group="qps",
-            processes=3,
+            processes=SEVERAL,
             notes=[many],
         )
     for tasks in (1, 16, 64, 256):
@@ -371,6 +376,8 @@ def _mlx5(f: Field) -> Iterator[Case]:
             ],
             reference="c_memcpy",
             size=size,
+            processes=SEVERAL,
+            notes=[IN_TURNS],
         )
     yield Case(
         "strided_64KiB",
@@ -383,6 +390,8 @@ def _mlx5(f: Field) -> Iterator[Case]:
         ],
         reference="c_strided",
         size=65536,
+        processes=SEVERAL,
+        notes=[IN_TURNS],
     )
 
 
