@@ -89,18 +89,22 @@ async def test_awaiting_on_a_cq_that_its_context_took_down_is_an_error() -> None
 
 
 AT_ONCE = """
-    import asyncio, os, sys
+    import asyncio, os, sys, threading
     import aiordma
+    from aiordma import _offload
 
     async def main():
+        go_on = threading.Event()
         async with aiordma.open_device(os.environ["AIORDMA_DEVICE"]) as device:
             a, b = await device.create_qp(), await device.create_qp()
             await a.connect(b.info)
             await b.connect(a.info)
-            sys.setswitchinterval(10)  # the worker threads don't run before it's closed
+            workers = _offload._threads("aiordma-verbs")
+            for _ in range(workers._max_workers):
+                workers.submit(go_on.wait)  # they get to what follows when it's closed
             closing = [a.close(), b.close()]
             getattr(device, sys.argv[1]).close()
-            sys.setswitchinterval(0.005)
+            go_on.set()
             for each in closing:
                 await each
         print("CLOSED")
