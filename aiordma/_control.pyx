@@ -469,6 +469,11 @@ def is_iwarp(uintptr_t context) -> bool:
     return (<v.ibv_context *>context).device.transport_type == 1
 
 
+def is_mlx5(uintptr_t context) -> bool:
+    """Whether a context is of a device of mlx5's; the same as :func:`mlx5_supported`, of one that is open."""
+    return dv.mlx5dv_is_supported((<v.ibv_context *>context).device)
+
+
 def note_qp_state(uintptr_t qp, int state) -> None:
     """Has the library believe that the QP is in a state, which somebody else than ibv_modify_qp(3) took it to."""
     (<v.ibv_qp *>qp).state = <v.ibv_qp_state>state

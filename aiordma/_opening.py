@@ -12,7 +12,7 @@ from typing import Any
 
 from aiordma import _control, _pyverbs
 from aiordma.completion import depth_of_cqs
-from aiordma.errors import DeviceNotFoundError, UsageError, VerbsError
+from aiordma.errors import DeviceNotFoundError, UsageError
 from aiordma.gid import Gid, GidType, choose
 
 __all__ = ["DEVICE_VARIABLE", "EMULATED", "DeviceInfo", "find_devices", "list_devices", "open_context", "open_verbs"]
@@ -180,12 +180,13 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None, cq_depth: 
     pd_address = _control.pd_address(pd, context_address)
     mlx5, iwarp = _mlx5_facts(context), _control.is_iwarp(context_address)
     # The last that can fail: what ends the context would leave a thread domain behind.
-    qp_pd, thread_domain = _domain_of_qps(context, name, context_address, pd, pd_address)
+    qp_pd, qp_pd_address, thread_domain = _domain_of_qps(context, name, context_address, pd, pd_address)
     return {
         "end": _control.AtLast(_end_verbs, os.getpid(), context, context_address, pd, qp_pd, thread_domain),
         "context": context,
         "pd": pd,
         "qp_pd": qp_pd,
+        "qp_pd_address": qp_pd_address,
         "thread_domain": thread_domain,
         "context_address": context_address,
         "pd_address": pd_address,
@@ -206,29 +207,31 @@ def _facts(context: Any, name: str, port: int, gid_index: int | None, cq_depth: 
 
 def _domain_of_qps(
     context: Any, name: str, context_address: int, pd: Any, pd_address: int
-) -> tuple[Any, _control.ThreadDomain | None]:
-    """The PD that QPs are made in: a parent domain with a thread domain (ibv_alloc_parent_domain(3)), and that one.
+) -> tuple[Any, int, _control.ThreadDomain | None]:
+    """The PD that QPs are made in, a parent domain with a thread domain (ibv_alloc_parent_domain(3)), its address, and that
+    one.
 
     All posting is the loop's thread's, so the provider need not take a lock for each. The PD itself where it has none, and
     on other devices than mlx5's: there are providers whose ibv_modify_qp(3) to the error state, which worker threads call,
     excludes posting by these locks (hns). libmlx5's takes them for raw packet QPs only.
     """
-    if not _control.mlx5_supported(name.encode()):
-        return pd, None
+    if not _control.is_mlx5(context_address):
+        return pd, pd_address, None
+    domain = parent = None
     try:
         domain = _control.alloc_td(context_address)
-    except VerbsError as e:
-        _log.debug("%s: queue pairs without a thread domain (%s)", name, e)
-        return pd, None
-    module = _pyverbs.module("pd")
-    try:
+        module = _pyverbs.module("pd")
         attributes = module.ParentDomainInitAttr(pd)
         _control.set_td(attributes, pd_address, domain)
-        return module.ParentDomain(context, attributes), domain
+        parent = module.ParentDomain(context, attributes)
+        return parent, _control.pd_address(parent, context_address), domain
     except Exception as e:
         _log.debug("%s: queue pairs without a thread domain (%s)", name, e)
-        _control.dealloc_td(domain)
-        return pd, None
+        if parent is not None:
+            parent.close()
+        if domain is not None:
+            _control.dealloc_td(domain)
+        return pd, pd_address, None
 
 
 def _end_verbs(

@@ -73,8 +73,7 @@ class Device:
         self._context = facts["context"]
         self._pd = facts["pd"]
         self._qp_pd = facts["qp_pd"]
-        self._qp_pd_address = _control.pd_address(self._qp_pd, facts["context_address"])
-        self._thread_domain = facts["thread_domain"]
+        self._qp_pd_address: int = facts["qp_pd_address"]
         self.context_address: int = facts["context_address"]
         self.pd_address: int = facts["pd_address"]
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()

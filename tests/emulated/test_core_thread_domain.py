@@ -38,7 +38,7 @@ async def test_queue_pairs_are_in_a_parent_domain_of_the_pd_with_a_thread_domain
         assert device.qp_pd is not device.pd
         # A thread domain that a parent domain has can't go (ibv_dealloc_td(3)).
         with pytest.raises(VerbsError) as caught:
-            _control.dealloc_td(device._thread_domain)
+            _control.dealloc_td(device._facts["thread_domain"])
         assert caught.value.errno == errno.EBUSY
         async with device.create_qp() as a, mlx5.create_qp(device) as b:
             assert await _writes(device, a, b) == b"from here"
@@ -49,7 +49,7 @@ async def test_nothing_of_it_is_left_when_the_device_is_closed() -> None:
     device = await aiordma.open_device()
     a, b = await device.create_qp(), await device.create_qp()
     await _writes(device, a, b)
-    domain = device._thread_domain
+    domain = device._facts["thread_domain"]
     assert domain is not None
     await device.close()
     await device.close()
@@ -143,7 +143,7 @@ async def test_verbs_objects_in_a_reference_cycle_go_in_their_order() -> None:
 
 async def test_queue_pairs_of_other_providers_keep_their_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With some, ibv_modify_qp(3) to the error state takes them, and that runs in a worker thread."""
-    monkeypatch.setattr(_control, "mlx5_supported", lambda name: False)
+    monkeypatch.setattr(_control, "is_mlx5", lambda context: False)
     async with aiordma.open_device() as device:
         assert device.qp_pd is device.pd
         async with device.create_qp() as a, device.create_qp() as b:
