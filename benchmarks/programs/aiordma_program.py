@@ -177,14 +177,10 @@ async def batch(device: aiordma.Device, o: Options) -> None:
 
 
 async def repost(device: aiordma.Device, o: Options) -> None:
-    async with (
-        device.reg_mr(protocol.memory(o.size)) as source,
-        device.reg_mr(protocol.memory(o.size)) as target,
-        connected(device, o) as qps,
-    ):
+    async with both_ends(device, o) as (qps, local, remote):
         built = qps[0].batch()
         for _ in range(o.window):
-            built.rdma_write(source[0 : o.size], target.remote()[0 : o.size])
+            built.rdma_write(local, remote)
 
         async def run(ops: int) -> int:
             done = 0
@@ -362,12 +358,8 @@ async def packed(device: aiordma.Device, o: Options) -> None:
 
 
 async def heap(device: aiordma.Device, o: Options) -> None:
-    async with (
-        device.reg_mr(protocol.memory(o.size)) as source,
-        device.reg_mr(protocol.memory(o.size)) as sink,
-        connected(device, o) as qps,
-    ):
-        local, remote, write = source[0 : o.size], sink.remote()[0 : o.size], qps[0].rdma_write
+    async with both_ends(device, o) as (qps, local, remote):
+        write = qps[0].rdma_write
 
         async def measure(number: int) -> dict[str, Any]:
             held: list[Any] = [None] * number
@@ -395,12 +387,8 @@ def resident() -> int:
 
 
 async def rss(device: aiordma.Device, o: Options) -> None:
-    async with (
-        device.reg_mr(protocol.memory(o.size)) as source,
-        device.reg_mr(protocol.memory(o.size)) as sink,
-        connected(device, o) as qps,
-    ):
-        run = windowed_on_one(qps[0].rdma_write, source[0 : o.size], sink.remote()[0 : o.size], o.window)
+    async with both_ends(device, o) as (qps, local, remote):
+        run = windowed_on_one(qps[0].rdma_write, local, remote, o.window)
 
         async def measure(number: int) -> dict[str, Any]:
             found = []
